@@ -21,7 +21,7 @@ import onnxruntime as ort
 import torch
 from onnx import helper
 
-from partita.export.quantise.quantisers import Grid
+from partita.export.quantise import Grid
 from partita.export.quantise.rounding import QUANTISERS
 from partita.export.weights import pack
 

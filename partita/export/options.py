@@ -14,7 +14,7 @@ from partita.dtypes import ACTIVATIONS, EXACT, PRECISIONS, Precision, multiplied
 from partita.errors import CheckpointError, UsageError
 from partita.export.hub import check_model
 from partita.export.publish import check_target
-from partita.export.quantise import quantisers, read_keep
+from partita.export.quantise import CALIBRATED, DEFAULT, read_keep
 from partita.export.trace.attention import GROWING, lowering
 from partita.options.export import ExportOptions as Options
 from partita.options.fields import check_fields, describe_fields
@@ -99,7 +99,7 @@ class ExportOptions(Options):
     @property
     def rounding(self) -> str:
         """The quantiser."""
-        return self.quantiser or (quantisers.DEFAULT if self.calibrate is None else quantisers.CALIBRATED)
+        return self.quantiser or (DEFAULT if self.calibrate is None else CALIBRATED)
 
 
 def with_layout(options: ExportOptions) -> ExportOptions:
@@ -194,12 +194,12 @@ RULES: tuple[Rule, ...] = (
         )
     ),
     (
-        lambda o: _quantises(o) and o.rounding == quantisers.CALIBRATED and o.calibrate is None,
+        lambda o: _quantises(o) and o.rounding == CALIBRATED and o.calibrate is None,
         "`quantiser={o.rounding}` needs a calibration text; add `calibrate`",
     ),
     (
-        lambda o: _quantises(o) and o.rounding != quantisers.CALIBRATED and o.calibrate is not None,
-        f"`quantiser={{o.rounding}}` uses no text: omit `calibrate`, or choose `quantiser={quantisers.CALIBRATED}`",
+        lambda o: _quantises(o) and o.rounding != CALIBRATED and o.calibrate is not None,
+        f"`quantiser={{o.rounding}}` uses no text: omit `calibrate`, or choose `quantiser={CALIBRATED}`",
     ),
     (
         lambda o: o.block_size not in (None, *BLOCK_SIZES),

@@ -10,10 +10,7 @@ import pytest
 import typer
 
 from partita import cli
-from partita.errors import PackageError
 from partita.export.options import ExportOptions, asked_options
-from partita.package.folder import MANIFEST, check_files, read_manifest
-from tests.conftest import TinyCheckpoint
 
 
 def test_every_recorded_export_option_exists_on_command_line() -> None:
@@ -48,22 +45,3 @@ def test_files_are_recorded_by_name_and_mappings_as_on_the_command_line(
     options: dict[str, Any], recorded: dict[str, tuple[str, ...]]
 ) -> None:
     assert asked_options(ExportOptions("c", Path("o"), **options)) == recorded
-
-
-@pytest.mark.heavy  # tests/test_remedies.py runs such a command
-def test_remedy_command_reproduces_damaged_package(
-    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "out"
-    words = ["--max-length", "64", "--no-verify", "--attention", "primitives"]
-    assert cli.run(["export", str(tiny_checkpoint("llama")), str(out), *words]) == 0, capsys.readouterr().err
-    graphs = {path.name: path.read_bytes() for path in out.glob("*.onnx")}
-    (out / "model.onnx").write_bytes(b"x")
-    with pytest.raises(PackageError) as caught:
-        check_files(out, read_manifest(out), hashes=False)
-    remedy = caught.value.remedy
-    assert remedy is not None
-    command = [str(tiny_checkpoint("llama")) if word == "CHECKPOINT" else word for word in remedy.command]
-    assert cli.run(command[1:]) == 0, capsys.readouterr().err
-    assert {path.name: path.read_bytes() for path in out.glob("*.onnx")} == graphs
-    assert (out / MANIFEST).is_file()

@@ -1,29 +1,30 @@
 """Quantise weights on a text: run the source model, and quantise every product by its inputs.
 
-All windows run in lockstep. Before a product, the inputs of all windows give the mean of x x^T; its weights are
-quantised and replaced in the model, so that later layers see the quantised ones. One such matrix exists at a time.
-Stacks of experts are quantised without the text.
+All windows run in lockstep: each batch of them is a forward pass in its own thread, one thread runs at a time, and all
+stop before a module. The inputs of a product give the mean of x x^T; its weights are quantised and replaced in the
+model, so that later layers see the quantised ones. One such matrix, and the activations of one layer, exist at a time.
+Stacks of experts and transposed weights (Conv1D) are quantised without the text.
 """
 
 from __future__ import annotations
 
 import math
+import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers.pytorch_utils import Conv1D
 
 from partita.errors import CheckpointError
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.naming import Sources
 from partita.export.progress import Stage
-from partita.export.quantise.lockstep import run_lockstep
-from partita.export.quantise.quantisers import CALIBRATED, Packing, Quantised, Round
+from partita.export.quantise import CALIBRATED, Packing, Quantised, Round
 from partita.export.quantise.reference import ROWS_ELEMENTS, parameter_names
 from partita.export.quantise.rewrite import PlacedWeight
 from partita.export.quantise.rounding import gptq
@@ -42,6 +43,8 @@ HELD = 4
 MOST_WINDOWS = 128
 FEWEST_TOKENS = 2048
 """Minimum tokens for an estimate of x x^T in thousands of dimensions."""
+STACK_BYTES = 64 << 20
+"""Stack size of a thread: models have deep call stacks."""
 
 Readers = list[tuple[str, QuantisedSource]]
 """Weights with rows of a module's weight, with the checkpoint tensor that has these."""
@@ -109,17 +112,14 @@ class _ModuleQuantiser:
 
     def take(self, module: Any, readers: Readers, given: Sequence[torch.Tensor]) -> bool:
         """Quantise the weights of a module by its inputs `given`; False where it is not a product with them."""
-        weight = module.weight.detach()
-        transposed = {torch.nn.Linear.forward: False, Conv1D.forward: True}.get(type(module).forward)
-        if transposed is None:
+        if type(module).forward is not torch.nn.Linear.forward:
             return False
-        packing = readers[0][1].packing
-        found = in_parts(self._round(packing, given), weight.T.contiguous() if transposed else weight)
+        weight = module.weight.detach()
+        found = in_parts(self._round(readers[0][1].packing, given), weight)
         for tensor, each in readers:
-            rows, of_tensor = _rows_of(each.origin, tensor, transposed=transposed)
+            rows, of_tensor = _rows_of(each.origin, tensor)
             each.rounded.add(each, rows, Quantised(*(part[of_tensor] for part in found)))
-        values = restored(found)[:, : weight.shape[0 if transposed else 1]]
-        weight.copy_(values.T if transposed else values)
+        weight.copy_(restored(found)[:, : weight.shape[1]])
         return True
 
     def _round(self, packing: Packing, given: Sequence[torch.Tensor]) -> Round:
@@ -160,7 +160,7 @@ def _weights_to_quantise(
             continue
         if each.packed.packing.quantiser != CALIBRATED:
             continue
-        if not _keeps_columns(each.packed.origin):
+        if not _keeps_rows(each.packed.origin):
             others.update(each.modules[:1])
             continue
         for tensor in sorted(each.packed.tensors):
@@ -181,23 +181,121 @@ def _weights_to_quantise(
     return found, others
 
 
-def _rows_of(origin: Origin, tensor: str, *, transposed: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """The rows of a weight that are rows of `tensor`, or columns if `transposed`, and the indices of these."""
+def _rows_of(origin: Origin, tensor: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rows of a weight that are rows of `tensor`, and the indices of these."""
     places = IndexReader(origin.tensors())
     index = origin.read(((0, origin.shape[0]), (0, 1)), places)[:, 0]
     info, first = next((info, first) for info, first in places.first.items() if info.name == tensor)
     rows = ((index >= first) & (index < first + math.prod(info.shape))).nonzero()[:, 0]
-    return rows, (index[rows] - first) // (1 if transposed else info.shape[1])
+    return rows, (index[rows] - first) // info.shape[1]
 
 
-def _keeps_columns(origin: Origin) -> bool:
-    """Whether rows of a weight are whole rows, or whole columns, of tensors in order."""
+def _keeps_rows(origin: Origin) -> bool:
+    """Whether rows of a weight are whole rows of tensors."""
     places = IndexReader(origin.tensors())
     for region in blocks(origin.shape, ROWS_ELEMENTS):
         index = origin.read(region, places)
         for info, first in places.first.items():
             rows = index[(index[:, 0] >= first) & (index[:, 0] < first + math.prod(info.shape))]
-            whole = ((info.shape[1], 1), (info.shape[0], info.shape[1]))
-            if not any(rows.shape[1] == size and bool((rows.diff(dim=1) == step).all()) for size, step in whole):
+            if rows.shape[1] != info.shape[1] or not bool((rows.diff(dim=1) == 1).all()):
                 return False
     return True
+
+
+class _CancelledError(BaseException):
+    """Ends a cancelled pass; models do not catch it."""
+
+
+class _Pass(threading.Thread):
+    """One forward pass, which runs only while its owner waits for it."""
+
+    def __init__(self, forward: Callable[[], object]) -> None:
+        super().__init__(daemon=True)
+        self.stop: tuple[str, torch.Tensor] | None = None
+        """The module that it stops before, and the module's input; None at the end."""
+        self.failed: BaseException | None = None
+        self.cancelled = False
+        self._forward, self._go, self._back = forward, threading.Semaphore(0), threading.Semaphore(0)
+
+    def run(self) -> None:
+        """Run the pass from the first `resume` on."""
+        try:
+            self._wait()
+            with torch.no_grad():  # a per-thread setting
+                self._forward()
+        except _CancelledError:
+            pass
+        except BaseException as error:  # noqa: BLE001 - raised again in the waiting thread
+            self.failed = error
+        self.stop = None
+        self._back.release()
+
+    def _wait(self) -> None:
+        self._go.acquire()
+        if self.cancelled:
+            raise _CancelledError
+
+    def resume(self) -> None:
+        """Continue to the next stop, or to the end. Raises what the pass raises."""
+        self._go.release()
+        self._back.acquire()
+        if self.failed is not None:
+            raise self.failed
+
+    def wait_before(self, module: str, given: torch.Tensor) -> None:
+        """Stop before a module until continued; called by the pass's own thread."""
+        self.stop = module, given
+        self._back.release()
+        self._wait()
+        self.stop = None
+
+    def cancel(self) -> None:
+        """End the pass where it is."""
+        self.cancelled = True
+        if self.ident is not None:  # started
+            self._go.release()
+            self.join()
+
+
+def run_lockstep(
+    model: Any, batches: Sequence[torch.Tensor], modules: Mapping[str, torch.nn.Module]
+) -> Generator[tuple[str, list[torch.Tensor]]]:
+    """Run `model` over `batches` of tokens [B, L]; each module of `modules` with activation inputs stops them once.
+
+    Yields the module's name and its inputs per batch while all batches wait; they continue at the next request. A
+    batch that reaches a module later than the others does not stop there. Raises what the model raises.
+    """
+    passes = [_Pass(partial(model, input_ids=ids, use_cache=False)) for ids in batches]
+    done: set[str] = set()
+
+    def stop_before(name: str, module: torch.nn.Module, given: tuple[Any, ...]) -> None:
+        current, first = threading.current_thread(), given[0] if given else None
+        if name in done or not isinstance(current, _Pass) or not isinstance(first, torch.Tensor):
+            return
+        if first.is_floating_point():  # an embedding with the same weights gets tokens
+            current.wait_before(name, first)
+
+    hooks = [module.register_forward_pre_hook(partial(stop_before, name)) for name, module in modules.items()]
+    previous = threading.stack_size(STACK_BYTES)
+    try:
+        for each in passes:
+            each.start()
+        threading.stack_size(previous)
+        waiting = passes
+        while True:
+            for each in waiting:
+                each.resume()
+            standing = [each.stop for each in passes if each.stop is not None]
+            if not standing:
+                return
+            name = standing[0][0]
+            yield name, [given for at, given in standing if at == name]
+            del standing
+            done.add(name)
+            waiting = [each for each in passes if each.stop is not None and each.stop[0] == name]
+    finally:
+        threading.stack_size(previous)
+        for hook in hooks:
+            hook.remove()
+        for each in passes:
+            each.cancel()

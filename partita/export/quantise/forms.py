@@ -35,7 +35,7 @@ import numpy as np
 import onnx_ir as ir
 
 from partita.export.passes.base import added, integers, replace, take_names
-from partita.export.quantise.quantisers import Packing
+from partita.export.quantise import Packing
 from partita.export.quantise.weight_source import InBlocks, InColumns, InRows, Layout
 from partita.export.target import Kernels
 from partita.export.weights.sources import weight_part
@@ -155,10 +155,8 @@ class Form:
     """The minimum operator set of ONNX."""
     domains: tuple[str, ...] = ()
     """Operator sets other than ONNX's."""
-    bits: tuple[int, ...] = (4, 8)
-    """Supported bits."""
     one_scale: bool = False
-    """A row has one scale and no zero point; False: blocks."""
+    """Weights have 8 bits, and a row has one scale and no zero point; False: 4 or 8 bits in blocks."""
     fills_up: bool = False
     """The last block of a row may be shorter."""
 

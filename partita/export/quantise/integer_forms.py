@@ -134,7 +134,7 @@ def _form(name: str, operator: str, how: str, domains: tuple[str, ...]) -> Form:
         _exact,
     )
     summary = f"{operator} over activations quantised per token{how}"
-    return Form(name, summary, product, LOOK_UP, opset=QUANTIZE_SINCE, domains=domains, bits=(8,), one_scale=True)
+    return Form(name, summary, product, LOOK_UP, opset=QUANTIZE_SINCE, domains=domains, one_scale=True)
 
 
 FORMS = (

@@ -17,9 +17,8 @@ import onnx_ir as ir
 from partita.errors import ProviderError, UsageError
 from partita.export.options import BLOCK_SIZES, INTEGERS, ExportOptions
 from partita.export.passes.base import added
-from partita.export.quantise import Keep, check_modules, forms, integer_forms, read_keep
+from partita.export.quantise import Grid, Keep, Packing, check_modules, forms, integer_forms, read_keep, without_text
 from partita.export.quantise.forms import DOMAIN, EXPERTS, PLAIN_EXPERTS, Form, Place, Weight, write_experts
-from partita.export.quantise.quantisers import Grid, Packing, without_text
 from partita.export.quantise.stored_integers import AsStored
 from partita.export.quantise.weight_source import CalibratedWeights, Layout
 from partita.export.target import AUTO, Kernels, Target
@@ -125,6 +124,11 @@ def make_plan(
     check_modules(keep, modules)
     kernels = Kernels() if target is None else target.kernels
     integers = options.activations == INTEGERS
+    if integers and stored is not None:
+        raise UsageError(
+            f"`activations={INTEGERS}`: the weights are kept as stored, with a scale per block; omit it, or add "
+            "`requantise=True` to quantise them a second time"
+        )
     standard = kernels.folds or (options.attention != AUTO and not lowering(options.attention).domains)
     candidates = _fitting(_candidates(standard, integers=integers), options, keep)
     first = candidates[0]
@@ -200,7 +204,7 @@ def _fitting(candidates: tuple[Form, ...], options: ExportOptions, keep: tuple[K
         first = candidates[0]
         raise UsageError(f"`opset={options.opset}`: quantised weights as {first.summary} need {first.opset} or newer")
     for each in keep:
-        if each.bits is not None and each.bits not in found[0].bits:
+        if found[0].one_scale and each.bits not in (None, 8):
             raise UsageError(f"`keep={each.pattern}={each.precision}`: {found[0].summary} supports only int8 weights")
     return found
 
@@ -268,8 +272,7 @@ class _Probes:
 
     def products(self, plan: Plan) -> list[Packing]:
         """The packings of products, at the probed width."""
-        stored = [replace(each, block_size=PROBED_WIDTH) if plan.form.one_scale else each for each in self.stored]
-        return [*stored, *filter(None, (plan.packed(bits, PROBED_WIDTH) for bits in self.bits))]
+        return [*self.stored, *filter(None, (plan.packed(bits, PROBED_WIDTH) for bits in self.bits))]
 
     def lookups(self, plan: Plan) -> list[Packing]:
         """The packings of embeddings, at the probed width."""

@@ -13,9 +13,9 @@ import onnx_ir as ir
 
 from partita.errors import UnsupportedModelError, UsageError
 from partita.export.passes.base import only_consumer
+from partita.export.quantise import Packing
 from partita.export.quantise.forms import DOMAIN, PLAIN_EXPERTS, Place
 from partita.export.quantise.plan import Plan, Use
-from partita.export.quantise.quantisers import Packing
 from partita.export.quantise.stored_integers import NotAsStoredError
 from partita.export.weights.origins import FlattenedOrigin, Origin, ReorderedOrigin
 from partita.export.weights.sources import FloatSource, StoredPart, weight_part
@@ -128,16 +128,12 @@ def stored_packing(
 
     Raises UnsupportedModelError where they cannot be packed, UsageError where a setting requests other bits.
     """
-    stored, form, first = plan.stored, plan.form, weights[0]
+    stored, first = plan.stored, weights[0]
     assert stored is not None
     if use == "experts" and not plan.kernels.experts:
         return None
-    whole_rows = use == "product" and form.one_scale
     try:
-        packing, origins = stored.take([plain.origin for plain in weights], whole_rows=whole_rows)
-        grid = packing.grid
-        if whole_rows and not (grid.symmetric and grid.bits in form.bits):
-            raise NotAsStoredError(f"{form.summary} supports only 8 bits without zero points")
+        packing, origins = stored.take([plain.origin for plain in weights])
     except NotAsStoredError as error:
         if use == "lookup":
             return None
@@ -149,9 +145,9 @@ def stored_packing(
             "their values"
         ) from error
     setting = plan.setting(modules)
-    if setting is not None and setting.bits not in (None, grid.bits):
+    if setting is not None and setting.bits not in (None, packing.grid.bits):
         raise UsageError(
-            f"`keep`: {first.name} is stored in {grid.bits} bits, and would be quantised a second time; add "
+            f"`keep`: {first.name} is stored in {packing.grid.bits} bits, and would be quantised a second time; add "
             "`requantise=True`, or omit it"
         )
     in_order = not any(isinstance(origin, ReorderedOrigin) for origin in origins)

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 import torch
 
@@ -31,7 +30,7 @@ from partita.export.weights.origins import (
 )
 from partita.export.weights.sources import FloatSource
 
-ROWS_ELEMENTS = 1 << 22
+ROWS_ELEMENTS = 1 << 20
 """Weights that are put back at a time."""
 
 
@@ -199,11 +198,13 @@ def _put_stacks_back(
 
 def written_rows(placed: PlacedWeight) -> Iterator[tuple[int, torch.Tensor]]:
     """Dequantised rows of a written weight, float32 [R, K], with the index of the first; all rows in order."""
-    packed, written = placed.packed, []
-    for tensor in (value.const_value for value in placed.values):
-        assert isinstance(tensor, ir.ExternalTensor)
-        written.append(np.memmap(tensor.path, np.uint8, "r", offset=tensor.offset or 0, shape=(tensor.nbytes or 0,)))
-    step = max(2, ROWS_ELEMENTS // packed.width) & ~1
+    packed = placed.packed
+    tensors = [value.const_value for value in placed.values if isinstance(value.const_value, ir.ExternalTensor)]
+    written = [tensor.numpy() for tensor in tensors]
+    step = max(1, ROWS_ELEMENTS // packed.width)
     for start in range(0, packed.rows, step):
         found = packed.layout.read(packed, written, start, min(start + step, packed.rows))
         yield start, restored(found)[:, : packed.width]
+    del written  # parts of a memory-mapped file
+    for tensor in tensors:
+        tensor.release()

@@ -21,7 +21,7 @@ import onnx_ir as ir
 from partita.export.passes.base import Pass, TracedGraph, drop_unused_initializers, replace
 from partita.export.passes.cleaning import MODULE
 from partita.export.passes.manager import run as run_passes
-from partita.export.quantise import paths
+from partita.export.quantise import Packing, paths
 from partita.export.quantise.forms import EXPERTS, Place, Weight, write_experts
 from partita.export.quantise.plan import Plan, Use
 from partita.export.quantise.products import (
@@ -32,7 +32,6 @@ from partita.export.quantise.products import (
     views_around,
     weight_of_product,
 )
-from partita.export.quantise.quantisers import Packing
 from partita.export.quantise.stored_integers import is_stored
 from partita.export.quantise.weight_source import Layout, QuantisedSource
 from partita.export.weights import of_ir
@@ -45,10 +44,6 @@ VERSION = 1
 """Version of the operator sets of quantised weights."""
 SMALL_ELEMENTS = 1 << 12
 """Unquantised weights with fewer elements are not reported."""
-AFTER_HEAD = 10
-"""Maximum nodes between a head's product and the logits."""
-AFTER = frozenset({"Reshape", "Cast", "Add", "Sub", "Mul", "Div", "Tanh", "Where", "Clip", "Identity", "Transpose"})
-"""Operators that may be between them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,38 +129,29 @@ class _Rewriter:
         """Replace every node that reads a weight to quantise; returns their number."""
         tokens = self.traced.input("tokens")
         heads: dict[frozenset[str], Packing] = {}
-        count = 0
+        head = next((node for node in reversed(self.graph) if weight_of_product(node) is not None), None)
+        count, rest = 0, self.rest
         for node in list(self.graph):
             count += self._experts(node)
             plain = weight_of_product(node)
-            later = plain is not None and self.rest is not None and self._is_for(self.rest, node, plain)
-            if plain is None or later or routes(node):
+            if plain is None or routes(node):
                 continue
+            if rest is not None and (
+                node is head or rest.packing(modules_of(node, plain), plain.origin.shape[1]) is None
+            ):
+                continue  # `rest` quantises the head, and leaves other weights as they are
             found = self._quantised(node, (plain,), "product", self.plan.form.product.layout)
             if found is not None:
                 heads[plain.tensors] = found[0].packing
                 self._product(node, found[0])
                 count += 1
-        for node in list(self.graph) if self.rest is None else ():
+        for node in list(self.graph) if rest is None else ():
             count += self._replace_lookup(node, tokens, heads)
         drop_unused_initializers(self.graph)
         self._settle_values()
-        if self.rest is None:
+        if rest is None:
             self._count_unquantised()
         return count
-
-    def _is_for(self, rest: Plan, node: ir.Node, plain: FloatSource) -> bool:
-        """Whether a product is left to the plan that runs afterwards: one that stays a float there, or the head."""
-        if rest.packing(modules_of(node, plain), plain.origin.shape[1]) is None:
-            return True
-        logits = {port.name for port in self.traced.outputs if port.role == "logits"}
-        near = [node]
-        for _ in range(AFTER_HEAD):
-            values = [value for each in near for value in each.outputs]
-            if any(value.name in logits for value in values):
-                return True
-            near = [use.node for value in values for use in value.uses() if use.node.op_type in AFTER]
-        return False
 
     def _quantised(
         self, node: ir.Node, weights: Sequence[FloatSource], use: Use, layout: Layout

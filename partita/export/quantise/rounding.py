@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from partita.export.quantise.quantisers import Grid, Quantised, Round
+from partita.export.quantise import Grid, Quantised, Round
 
 SHARES = (0.8, 0.86, 0.91, 0.96, 1.0)
 """Tested fractions of the whole range. Eight fractions from 0.75 reduce the squared error by 0.1 to 0.3 % only."""

@@ -17,7 +17,7 @@ from partita.errors import CheckpointError
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.stored_formats import AffineWeight, Parts, StoredFloats, affine, container
 from partita.export.checkpoint.weight_files import OpenFiles
-from partita.export.quantise.quantisers import Grid, Packing, Quantised
+from partita.export.quantise import Grid, Packing, Quantised
 from partita.export.weights.origins import (
     IndexReader,
     LeafReader,
@@ -73,15 +73,15 @@ class AsStored:
         """Block sizes that divide a stored block, the largest first."""
         return tuple(size for size in SIZES if any(weight.block % size == 0 for weight in self._weights()))
 
-    def take(self, origins: Sequence[Origin], *, whole_rows: bool = False) -> tuple[Packing, tuple[Origin, ...]]:
+    def take(self, origins: Sequence[Origin]) -> tuple[Packing, tuple[Origin, ...]]:
         """The packing of weights [N, K] that one operator reads, and their origins with columns sorted by group.
 
-        `whole_rows`: one scale per row. Raises NotAsStoredError.
+        Raises NotAsStoredError.
         """
         stored = [_affine(origin) for origin in origins]
         with OpenFiles() as files:
             sorted_origins = tuple(self._in_order(origin, files) for origin in origins)
-            fitting = [self._fitting(origin, files, whole_rows=whole_rows) for origin in sorted_origins]
+            fitting = [self._fitting(origin, files) for origin in sorted_origins]
             bits = max(container(weight) for weights in stored for weight in weights)
             symmetric = all(self._is_symmetric(weight, bits, files) for weights in stored for weight in weights)
         sizes = [size for size in fitting[0] if all(size in others for others in fitting[1:])]
@@ -113,12 +113,12 @@ class AsStored:
         groups = torch.tensor([known[block] for block in first.tolist()])
         return ReorderedOrigin(origin, 1, tuple(groups.argsort(stable=True).tolist()))
 
-    def _fitting(self, origin: Origin, files: Reader, *, whole_rows: bool) -> list[int]:
+    def _fitting(self, origin: Origin, files: Reader) -> list[int]:
         """Block sizes whose blocks lie within one stored block, the best first."""
         rows, width = origin.shape
         step = max(1, rows // SAMPLED_ROWS)
         found = _rows_of_blocks(origin, sorted({*range(0, rows, step), rows - 1}), files)
-        sizes = [width] if whole_rows else [size for size in self.sizes if width % size == 0]
+        sizes = [size for size in self.sizes if width % size == 0]
         fitting = [size for size in sizes if bool((found.reshape(-1, size) == found.reshape(-1, size)[:, :1]).all())]
         if not fitting and isinstance(origin, ReorderedOrigin):
             raise NotAsStoredError("its rows group columns in different orders (act-order)")

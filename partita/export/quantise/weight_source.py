@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +21,7 @@ import torch
 from partita.errors import CheckpointError
 from partita.export.checkpoint.weight_files import OpenFiles
 from partita.export.publish import unnamed_file
-from partita.export.quantise import stored_integers
-from partita.export.quantise.quantisers import Grid, Packing, Quantised, Round, without_text
+from partita.export.quantise import Grid, Packing, Quantised, Round, stored_integers, without_text
 from partita.export.quantise.rounding import QUANTISERS
 from partita.export.weights import of_ir, pack, to_torch, unpack
 from partita.export.weights.origins import Origin, blocks
@@ -32,8 +31,8 @@ WORKING_ELEMENTS = 1 << 18
 """Weights per step of a thread. With a quarter of them, calling each operation takes as long as its computation."""
 SCALES, ZEROS = "scales", "zero_points"
 """Labels of the parts other than integers."""
-Bytes = npt.NDArray[np.uint8]
-"""The written bytes of one part, memory-mapped."""
+Parts = Sequence[npt.NDArray[Any]]
+"""The written parts of a weight."""
 Whole = tuple[Origin, Grid, int]
 """The origin of a weight, its grid and block size."""
 
@@ -66,16 +65,15 @@ class InRows:
         if not grid.symmetric:
             yield 2, torch.cat(zeros)
 
-    def read(self, weight: QuantisedSource, written: Sequence[Bytes], start: int, stop: int) -> Quantised:
+    def read(self, weight: QuantisedSource, written: Parts, start: int, stop: int) -> Quantised:
         """Rows `start` to `stop` of a written weight: integers [R, M, B], scales and zero points [R, M]."""
         grid, count = weight.packing.grid, weight.blocks_per_row
-        data, scales, *zeros = (
-            torch.from_numpy(np.array(part.reshape(weight.rows, -1)[start:stop])) for part in written
-        )
-        integers = unpack(data, grid.bits, count * weight.packing.block_size).reshape(stop - start, count, -1)
-        middle = torch.full((stop - start, count), grid.middle, dtype=torch.uint8)
-        points = unpack(zeros[0], grid.bits, count) if zeros else middle
-        return Quantised(integers, _scales(scales, weight).reshape(-1, count), points)
+        data, scales, *zeros = (np.array(part.reshape(weight.rows, -1)[start:stop]) for part in written)
+        integers = unpack(torch.from_numpy(data), grid.bits, count * weight.packing.block_size)
+        points = torch.full(scales.shape, grid.middle, dtype=torch.uint8)
+        if zeros:
+            points = unpack(torch.from_numpy(zeros[0]), grid.bits, count)
+        return Quantised(integers.reshape(stop - start, count, -1), _floats(scales), points)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,35 +110,22 @@ class InColumns:
             step = max(2, SLICE_BYTES // weight.rows) & ~1  # two rows of 4 bits always end at a byte boundary
             for first in range(0, weight.width, step):
                 transposed = torch.from_numpy(np.ascontiguousarray(room[:, first : first + step].T))
-                yield 0, pack(_signed(transposed, weight).reshape(1, -1), grid.bits)
+                if grid.symmetric:
+                    transposed ^= grid.middle  # signed
+                yield 0, pack(transposed.reshape(1, -1), grid.bits)
             del room
         yield 1, torch.cat(scales).T.contiguous()
         if not grid.symmetric:
             yield 2, pack(torch.cat(zeros).T.reshape(1, -1), grid.bits)
 
-    def read(self, weight: QuantisedSource, written: Sequence[Bytes], start: int, stop: int) -> Quantised:
+    def read(self, weight: QuantisedSource, written: Parts, start: int, stop: int) -> Quantised:
         """Rows `start` to `stop` of a written weight, which are columns of the parts."""
-        grid, count = weight.packing.grid, weight.blocks_per_row
-        data = self._columns(written[0], weight.width, weight, start, stop)
-        integers = _signed(data, weight).reshape(stop - start, count, -1)
-        stored = torch.from_numpy(np.array(written[1]))
-        scales = _scales(stored, weight).reshape(count, weight.rows)[:, start:stop].T
-        zeros = torch.full((stop - start, count), grid.middle, dtype=torch.uint8)
-        if not grid.symmetric:
-            zeros = self._columns(written[2], count, weight, start, stop)
-        return Quantised(integers, scales, zeros)
-
-    def _columns(self, written: Bytes, height: int, weight: QuantisedSource, start: int, stop: int) -> torch.Tensor:
-        """Columns of a part [height, N], as rows [R, height]."""
-        rows, bits = weight.rows, weight.packing.grid.bits
-        if bits == 8:
-            return torch.from_numpy(np.array(written.reshape(height, rows)[:, start:stop].T))
-        if rows % 2:  # every other row of the part begins inside a byte
-            flat = unpack(torch.from_numpy(np.array(written.reshape(1, -1))), bits, height * rows)
-            return flat.reshape(height, rows)[:, start:stop].T.contiguous()
-        some = np.array(written.reshape(height, rows // 2)[:, start // 2 : -(-stop // 2)])
-        wide = unpack(torch.from_numpy(some), bits, 2 * some.shape[1])
-        return wide[:, start % 2 : start % 2 + stop - start].T.contiguous()
+        grid = weight.packing.grid
+        data, scales, *zeros = (part.reshape(-1, weight.rows)[:, start:stop].T for part in written)
+        integers = (data.astype(np.int16) + (grid.middle if grid.symmetric else 0)).astype(np.uint8)
+        points = zeros[0].astype(np.uint8) if zeros else np.full(scales.shape, grid.middle, np.uint8)
+        in_blocks = torch.from_numpy(integers).reshape(*scales.shape, -1)
+        return Quantised(in_blocks, _floats(scales), torch.from_numpy(points))
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,15 +142,8 @@ Layout: TypeAlias = InRows | InColumns
 """A way to store a weight: its parts, how they are written in pieces, and how rows are read back."""
 
 
-def _signed(integers: torch.Tensor, weight: QuantisedSource) -> torch.Tensor:
-    """Convert unsigned integers to signed ones (zero point 0) where the grid is symmetric, and back."""
-    grid = weight.packing.grid
-    return integers ^ grid.middle if grid.symmetric else integers
-
-
-def _scales(written: torch.Tensor, weight: QuantisedSource) -> torch.Tensor:
-    """Scales as float32, from their bytes."""
-    return written.view(to_torch(of_ir(weight.dtype))).float()
+def _floats(scales: npt.NDArray[Any]) -> torch.Tensor:
+    return torch.from_numpy(scales.astype(np.float32))
 
 
 class CalibratedWeights:
@@ -348,4 +326,4 @@ def in_parts(rows: Round, weights: torch.Tensor) -> Quantised:
 
 def restored(found: Quantised) -> torch.Tensor:
     """The dequantised values, float32 [R, M * B]."""
-    return ((found.integers.float() - found.zeros.float().unsqueeze(-1)) * found.scales.unsqueeze(-1)).flatten(1)
+    return found.integers.float().sub_(found.zeros.unsqueeze(-1)).mul_(found.scales.unsqueeze(-1)).flatten(1)

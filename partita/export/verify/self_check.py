@@ -1,8 +1,8 @@
 """Checks of the source model, run when an exported graph does not match it, and outputs of its modules on a text.
 
-Are its logits finite; is it causal; does its `generate` with a cache match its `forward` without one? If not, no graph
-with a cache can match both. For a 16-bit package: how far is the model itself in 16 bits from float32? Close router
-decisions may change with rounding.
+Are its logits finite; does its `generate` with a cache match its `forward` without one? If not, as of a model that is
+not causal, no graph with a cache can match both. For a 16-bit package: how far is the model itself in 16 bits from
+float32? Close router decisions may change with rounding.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def disagreement(checkpoint: Checkpoint, answer: KnownAnswer, scratch: Path | No
                 f"{type(model).__name__} computes logits that are not finite in transformers: a "
                 "setting of config.json or a weight of this checkpoint is wrong"
             )
-        return _not_causal(model, prompt[:, :PROMPT_TOKENS]) or _not_as_generated(model, prompt, len(answer.tokens))
+        return _not_as_generated(model, prompt, len(answer.tokens))
 
     return _try(check, checkpoint, scratch)
 
@@ -113,22 +113,6 @@ def _logits(model: Any, answer: KnownAnswer) -> npt.NDArray[np.float32]:
     if answer.own_frequencies:
         logits[: len(prompt)] = last_logits(model, sequence[:, : len(answer.prompt)], len(prompt))
     return logits.numpy()
-
-
-def _not_causal(model: Any, prompt: torch.Tensor) -> str | None:
-    """A message where the logits of the first half of `prompt` [1, P] depend on the second; None otherwise."""
-    half = prompt.shape[1] // 2
-    if half == 0:
-        return None
-    alone, whole = (model(input_ids=ids, use_cache=False).logits[0, :half] for ids in (prompt[:, :half], prompt))
-    error = _relative(alone, whole)
-    if error <= TOLERANCE:
-        return None
-    return (
-        f"{type(model).__name__} is not causal with this checkpoint's config.json: later tokens change "
-        f"the logits of earlier ones (by {error:.1e} of the largest), so it cannot be decoded token by "
-        "token"
-    )
 
 
 def _not_as_generated(model: Any, prompt: torch.Tensor, steps: int) -> str | None:

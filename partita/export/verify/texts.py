@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import hashlib
-import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,16 +65,13 @@ class Tokens:
 def read(path: Path, option: str) -> tuple[str, str]:
     """The beginning of a text file, and the SHA-256 of all of it. Raises UsageError with the `option`."""
     try:
-        mode = path.stat().st_mode
-        if not stat.S_ISREG(mode):
-            what = "a folder" if stat.S_ISDIR(mode) else "a pipe or a device"
-            raise UsageError(f"`{option}={path}`: {what}; give a text file")
+        if path.exists() and not path.is_file():
+            raise UsageError(f"`{option}={path}`: not a file; give a text file")
         with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256")
+            file.seek(0)
             begin = file.read(MOST_BYTES)
-            digest = hashlib.sha256(begin)
-            while piece := file.read(MOST_BYTES):
-                digest.update(piece)
-        whole = path.stat().st_size <= len(begin)
+            whole = not file.read(1)
         return codecs.getincrementaldecoder("utf-8")().decode(begin, final=whole), digest.hexdigest()
     except OSError as error:
         raise UsageError(f"`{option}={path}`: cannot be read ({error.strerror or error})") from error

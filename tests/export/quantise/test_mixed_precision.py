@@ -17,13 +17,13 @@ from partita.export.checkpoint.description import open_checkpoint
 from partita.export.checkpoint.naming import match_names
 from partita.export.progress import SilentStage
 from partita.export.quantise import Keep, mixed_precision
-from partita.export.quantise.mixed_precision import FULL, Mixes, Unit, keep_of, ordered_steps, units
+from partita.export.quantise.mixed_precision import FULL, Mixes, keep_of, units
 from partita.export.quantise.plan import FORMS, Plan
 from partita.export.quantise.reference import parameter_names
 from partita.export.quantise.rewrite import PlacedWeight
 from partita.export.quantise.weight_source import QuantisedSource
 from partita.export.target import Kernels
-from partita.export.verify import known_answer, quality
+from partita.export.verify import quality
 from partita.export.verify.known_answer import load
 from partita.export.verify.texts import Text
 from partita.export.weights.sources import FloatSource, checkpoint_weight
@@ -78,12 +78,6 @@ def test_measured_divergence_matches_applied_steps(tiny_checkpoint: TinyCheckpoi
     found.tried.clear()
     with torch.no_grad():
         assert found.measure(0) == none, "weights go back and forth without a trace"
-
-
-def test_steps_are_ordered_by_cost_per_byte(tiny_checkpoint: TinyCheckpoint) -> None:
-    gate, down, *_ = (Unit((each,)) for each in placed(tiny_checkpoint("llama"), NAMES[:2]))
-    assert [unit for unit, _ in ordered_steps([(gate, 1.0), (down, 3.0)], PLAN)] == [down, gate, down, gate]
-    assert gate.size(4, PLAN) < gate.size(8, PLAN) < gate.size(FULL, PLAN) == 4 * 64 * 96
 
 
 def test_modules_in_keep_are_excluded_from_the_search(tiny_checkpoint: TinyCheckpoint) -> None:
@@ -199,20 +193,6 @@ def test_recorded_mix_is_reproducible_with_keep(model_type: str, exported: Expor
         assert [name for name in said if name.endswith(".experts")]
     again = exported(checkpoint, **options, keep=said)
     assert (again / WEIGHTS).read_bytes() == (mixed / WEIGHTS).read_bytes()
-
-
-def test_insufficient_search_memory_is_detected_before_loading(
-    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def no_load(*_: object) -> None:
-        raise AssertionError("the model was loaded")
-
-    monkeypatch.setattr(known_answer, "free_bytes", lambda: 1e6)
-    monkeypatch.setattr(known_answer, "load", no_load)
-    said = r"the source model needs about .* to choose precisions on [\d,]+ tokens, but .* are free; free memory"
-    with pytest.raises(ResourceError, match=said) as caught:
-        export_to(tmp_path / "package", tiny_checkpoint("llama"), precision="int4", max_perplexity_ratio=1.01)
-    assert "`verify=False`" not in str(caught.value) and list(tmp_path.iterdir()) == []
 
 
 def test_max_weight_size_below_the_smallest_package_is_rejected(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import onnx
@@ -11,23 +9,14 @@ import onnx_ir as ir
 import pytest
 
 from partita.demo import heldout_path
-from partita.export.checkpoint.description import open_checkpoint
-from partita.export.checkpoint.naming import match_names
-from partita.export.quantise import Keep
-from partita.export.quantise.mixed_precision import units
-from partita.export.quantise.plan import FORMS, Plan, make_plan
-from partita.export.quantise.products import flatten_stack, routes
-from partita.export.quantise.rewrite import PlacedWeight
-from partita.export.quantise.weight_source import QuantisedSource
+from partita.export.quantise.plan import make_plan
+from partita.export.quantise.products import routes
 from partita.export.target import Kernels
-from partita.export.verify.known_answer import load
-from partita.export.weights.sources import FloatSource, checkpoint_weight
 from tests.conftest import Exported, TinyCheckpoint
 from tests.export.quantise.test_plan import MODULES, Asked, options, target
 from tests.export.quantise.test_precision import attributes, checked, initializers, nodes, operators
 
 EXPERTS: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2}
-PLAN = Plan(4, None, "refit", Kernels(), FORMS["matmul_nbits"])
 
 
 @pytest.mark.parametrize(
@@ -61,37 +50,6 @@ def test_experts_are_quantised_and_routers_are_not(
         assert found["QMoE"] == 2, "one for each layer"
         node = attributes(next(iter(nodes(package, "QMoE").values())))
         assert (node["expert_weight_bits"], node["block_size"]) == ({"int4": 4, "int8": 8}[precision], 32)
-
-
-def stack(checkpoint: Path, layer: int = 0, name: str = "gate_up_proj") -> FloatSource:
-    """A stack of experts as the exporter has it, one matrix below the other."""
-    opened = open_checkpoint(str(checkpoint))
-    sources = match_names(load(opened), opened.tensors)
-    parameter = f"model.layers.{layer}.mlp.experts.{name}"
-    origin = sources.of(parameter)
-    assert origin is not None
-    source = checkpoint_weight(opened, origin, ir.DataType.FLOAT, parameter=parameter).source
-    assert isinstance(source, FloatSource)
-    return flatten_stack(source)
-
-
-def test_both_expert_stacks_of_a_layer_share_precision(tiny_checkpoint: TinyCheckpoint) -> None:
-    checkpoint = tiny_checkpoint("mixtral", **EXPERTS)
-    packing = PLAN.experts(["model.layers.0.mlp.experts"], (64, 96))
-    assert packing is not None and packing.block_size == 32, "it divides the rows of both"
-    where = ("model.layers.0.mlp.experts",)
-    pair = [
-        PlacedWeight(QuantisedSource.of(stack(checkpoint, name=name), packing), where, (), True)
-        for name in ("gate_up_proj", "down_proj")
-    ]
-    (unit,) = units(pair, PLAN)
-    assert unit.patterns == where and len(unit.placed) == 2
-    said = replace(PLAN, keep=(Keep("experts.gate_up_proj", "int4"),))
-    assert units(pair, said) == [], "what is said of one stack is said of both, and stays"
-    kept = replace(PLAN, keep=(Keep("mlp.experts", "int8"),)).experts(where, (64, 96))
-    assert kept is not None and kept.grid.bits == 8
-    assert PLAN.experts(where, (64, 50)) is None, "blocks have to divide the rows of both"
-    assert replace(PLAN, kernels=Kernels(experts=False)).experts(where, (64, 96)) is None
 
 
 @pytest.mark.parametrize(("leaves", "takes"), [(frozenset[str](), True), (frozenset({"QMoE"}), False)])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,21 +22,25 @@ MODULES = ["model", "model.layers.1", "model.layers.1.mlp.down_proj", "model.lay
 
 
 class Asked:
-    """A provider by what it leaves."""
+    """A provider by the operators and nodes that it leaves."""
 
-    def __init__(self, leaves: frozenset[str], *, zero_points: bool = True) -> None:
-        self.leaves, self.zero_points = leaves, zero_points
+    def __init__(
+        self, leaves: frozenset[str] = frozenset(), refuses: Callable[[onnx.NodeProto], bool] = lambda _: False
+    ) -> None:
+        self.leaves, self.refuses = leaves, refuses
         self.models: list[onnx.ModelProto] = []
 
     def ask(self, model: bytes, sizes: Mapping[str, tuple[int, ...]]) -> ProbeResult:
         proto = onnx.ModelProto.FromString(model)
         onnx.checker.check_model(proto, full_check=False)
         self.models.append(proto)
-        with_zeros = any(len(node.input) > 3 for node in proto.graph.node if node.op_type == MATMUL)
-        left = dict.fromkeys(self.leaves & {node.op_type for node in proto.graph.node}, 1)
-        if with_zeros and not self.zero_points:
-            left[MATMUL] = 1
-        return ProbeResult(len(proto.graph.node), left, "")
+        left = [node.op_type for node in proto.graph.node if node.op_type in self.leaves or self.refuses(node)]
+        return ProbeResult(len(proto.graph.node), Counter(left), "")
+
+
+def has(node: onnx.NodeProto, name: str, fits: Callable[[int], bool]) -> bool:
+    """Whether a MatMulNBits has such an attribute."""
+    return node.op_type == MATMUL and any(each.name == name and fits(each.i) for each in node.attribute)
 
 
 def options(
@@ -84,17 +89,7 @@ def test_block_size_divides_rows_if_possible(width: int, asked: int | None, size
 
 def test_smaller_block_sizes_are_limited_to_target_support() -> None:
     """One probe covers all sizes; a rejection is followed by one probe per size."""
-
-    class Choosy(Asked):
-        def ask(self, model: bytes, sizes: Mapping[str, tuple[int, ...]]) -> ProbeResult:
-            answer = super().ask(model, sizes)
-            nodes = self.models[-1].graph.node
-            small = [
-                n for n in nodes for a in n.attribute if a.name == "block_size" and a.i < 32 and n.op_type == MATMUL
-            ]
-            return replace(answer, unsupported={MATMUL: len(small)}) if small else answer
-
-    asked = Choosy(frozenset())
+    asked = Asked(refuses=lambda node: has(node, "block_size", lambda size: size < 32))
     plan = make_plan(options(block_size=128), target(asked), MODULES)
     assert plan is not None and plan.kernels.smaller == (32, 64) and len(asked.models) == 8
     nobody = make_plan(options(block_size=128), target(None), MODULES)
@@ -102,7 +97,7 @@ def test_smaller_block_sizes_are_limited_to_target_support() -> None:
 
 
 def test_plan_follows_probed_kernels_and_zero_point_support() -> None:
-    asked = Asked(frozenset({GATHER}), zero_points=False)
+    asked = Asked(frozenset({GATHER}), lambda node: node.op_type == MATMUL and len(node.input) > 3)
     plan = make_plan(options(keep={"lm_head": "int8"}), target(asked), MODULES)
     assert plan is not None and plan.form.name == "matmul_nbits"
     assert plan.kernels.symmetric and not plan.kernels.gather
@@ -112,20 +107,13 @@ def test_plan_follows_probed_kernels_and_zero_point_support() -> None:
 
 def test_int8_products_are_probed_only_if_the_package_has_them() -> None:
     """An int8 embedding uses the lookup kernel."""
-
-    class Narrow(Asked):
-        def ask(self, model: bytes, sizes: Mapping[str, tuple[int, ...]]) -> ProbeResult:
-            answer, nodes = super().ask(model, sizes), self.models[-1].graph.node
-            wide = [n for n in nodes for a in n.attribute if n.op_type == MATMUL and (a.name, a.i) == ("bits", 8)]
-            return replace(answer, unsupported={MATMUL: len(wide)}) if wide else answer
-
-    told: list[str] = []
-    plan = make_plan(options(), target(Narrow(frozenset())), MODULES, told.append)
+    narrow, told = Asked(refuses=lambda node: has(node, "bits", lambda bits: bits == 8)), list[str]()
+    plan = make_plan(options(), target(narrow), MODULES, told.append)
     assert plan is not None and plan.form.name == "matmul_nbits" and plan.kernels.gather and not told
     assert plan.kernels.smaller
     embedding = plan.packing(["model.embed_tokens"], 256, embedding=True)
     assert embedding is not None and embedding.grid.bits == 8
-    kept = make_plan(options(keep={"lm_head": "int8"}), target(Narrow(frozenset())), MODULES, told.append)
+    kept = make_plan(options(keep={"lm_head": "int8"}), target(narrow), MODULES, told.append)
     assert kept is not None and kept.form.name == "dequantize_linear"
     assert "npu does not support MatMulNBits" in told[-1]
 

@@ -11,9 +11,12 @@ import pytest
 from partita.demo import heldout_path
 from partita.errors import ResourceError, UsageError
 from partita.export.checkpoint.description import open_checkpoint
+from partita.export.pipeline import ExportOptions, export
+from partita.export.publish import ExportResult
 from partita.export.verify import known_answer
 from partita.export.weights import external_data as weights
 from partita.export.weights import memory_map
+from partita.library.exporting import replay, scorer
 from partita.package.folder import QUALITY, Manifest, check_files, read_manifest
 from tests.conftest import Exported, TinyCheckpoint
 
@@ -167,15 +170,10 @@ def test_keep_stores_modules_in_fp16_and_bf16(tiny_checkpoint: TinyCheckpoint, e
 def test_keep_without_quantisable_weight_is_noted(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, short_text: Path
 ) -> None:
-    from partita.export.pipeline import ExportOptions, export
-    from partita.library.exporting import replay, scorer
-
     keep = {"input_layernorm": "fp32", "lm_head": "int8", "embed_tokens": "fp32"}
     checkpoint = tiny_checkpoint("llama", num_hidden_layers=1)
-    options = ExportOptions(
-        str(checkpoint), tmp_path / "out", precision="int4", max_length=64, keep=keep, quality_text=short_text
-    )
-    told = [note for note in export(options, replay=replay, scorer=scorer).notes if "`keep" in note]
+    result = export_to(tmp_path / "out", checkpoint, precision="int4", keep=keep, quality_text=short_text)
+    told = [note for note in result.notes if "`keep" in note]
     assert told == ["`keep=input_layernorm=fp32` has no effect: no quantisable weight matches"]
 
 
@@ -189,21 +187,9 @@ def test_fused_qkv_uses_the_highest_precision_in_keep(tiny_checkpoint: TinyCheck
     assert {bits[name] for name in bits if name.startswith("model.layers.1.")} == {4}
 
 
-def test_python_evaluate_matches_recorded_perplexity(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
-    import partita
-
-    package = exported(tiny_checkpoint("llama", tied=True), precision="int4")
-    with partita.load(package, providers="cpu") as model:
-        found = model.evaluate()
-    stored = read_manifest(package).quality
-    assert stored is not None and stored.perplexity is not None
-    assert found.perplexity == pytest.approx(stored.perplexity, rel=1e-4)
-
-
 INT4 = {"precision": "int4"}
 REFUSED: list[tuple[dict[str, object], str]] = [
     ({**INT4, "keep": {"lm_haed": "int8"}}, r"`keep=lm_haed=int8.*no such module; lm_head is"),
-    ({**INT4, "keep": {"lm_head": "fp8"}}, r"choose one of fp32, fp16, bf16, int8, int4"),
     (
         {**INT4, "activations": "fp16", "keep": {"lm_head": "fp32"}},
         r"`keep=lm_head=fp32`: choose one of fp16, int8, int4",
@@ -216,21 +202,15 @@ REFUSED: list[tuple[dict[str, object], str]] = [
     ({"block_size": 32}, r"`block_size=32` applies to quantised weights"),
     ({**INT4, "block_size": 48}, r"`block_size=48`: choose one of 32, 64, 128"),
     ({**INT4, "verify": False}, r"omit `verify=False`"),
-    ({**INT4, "quantiser": "magic"}, r"`quantiser=magic`: choose one of refit, gptq, nearest"),
     ({**INT4, "quantiser": "gptq"}, r"`quantiser=gptq` needs a calibration text; add `calibrate`"),
     ({**INT4, "activations": "int8"}, r"`activations=int8`: .* add `precision=int8`"),
     (
         {"precision": "int8", "activations": "int8", "block_size": 32},
         r"`activations=int8` does not support `block_size=32`",
     ),
-    ({"precision": "int8", "activations": "int2"}, r"`activations=int2`: choose one of fp32, fp16, bf16, int8"),
     ({"precision": "fp16", "activations": "bf16"}, r"`activations=bf16`: with `precision=fp16` choose fp32 or fp16"),
     ({"max_perplexity_ratio": 1.01}, r"`max_perplexity_ratio=1\.01` applies to quantised weights"),
-    ({"max_weight_size": 1 << 20}, r"`max_weight_size=1048576` applies to quantised weights"),
     ({**INT4, "max_perplexity_ratio": 1.0}, r"must be above 1"),
-    ({**INT4, "max_weight_size": 0}, r"must be a number of bytes"),
-    ({"prefill_precision": "int8"}, r"`prefill_precision=int8` applies to quantised weights; add `prec"),
-    ({**INT4, "prefill_precision": "int4"}, r"^`prefill_precision=int4`: the only value is int8"),
     (
         {"precision": "int8", "prefill_precision": "int8", "activations": "int8"},
         r"does not support `activations=int8`; omit one of them",
@@ -249,29 +229,40 @@ def test_conflicting_quantisation_options_are_usage_errors(
     assert list(tmp_path.iterdir()) == []
 
 
-def export_to(out: Path, checkpoint: Path, **options: object) -> None:
+def export_to(out: Path, checkpoint: Path, **options: object) -> ExportResult:
     """As the command line does, without a target."""
-    from partita.export.pipeline import ExportOptions, export
-    from partita.library.exporting import replay, scorer
-
     if options.get("precision") in ("int8", "int4"):
         options.setdefault("quality_text", heldout_path())
-    export(ExportOptions(str(checkpoint), out, max_length=64, **options), replay=replay, scorer=scorer)  # type: ignore[arg-type]
+    return export(ExportOptions(str(checkpoint), out, max_length=64, **options), replay=replay, scorer=scorer)  # type: ignore[arg-type]
 
 
-def test_insufficient_quality_memory_is_detected_before_writing(
-    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("options", "free", "use"),
+    [
+        ({}, None, "to verify the package"),
+        ({"calibrate": heldout_path()}, 4e6, r"to calibrate on 8,192 tokens of heldout\.txt"),
+        ({"max_perplexity_ratio": 1.01}, 1e6, r"to choose precisions on [\d,]+ tokens"),
+    ],
+)
+def test_insufficient_memory_is_detected_before_loading_the_model(
+    tiny_checkpoint: TinyCheckpoint,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, object],
+    free: float | None,
+    use: str,
 ) -> None:
-    def no_write(*_: object) -> None:
-        raise AssertionError("weights were written")
+    def never(*_: object) -> None:
+        raise AssertionError("the model was loaded, or weights were written")
 
     checkpoint = tiny_checkpoint("llama", tied=True)
     held = memory_map.resident_parameters(open_checkpoint(str(checkpoint)).tensors, tmp_path)
-    monkeypatch.setattr(known_answer, "free_bytes", lambda: held * 4 * known_answer.MEMORY_MARGIN - 1000)
-    monkeypatch.setattr(weights, "write_data", no_write)
-    said = r"the source model needs about .* to verify the package, but .* are free; free memory, or make space"
+    monkeypatch.setattr(known_answer, "free_bytes", lambda: free or held * 4 * known_answer.MEMORY_MARGIN - 1000)
+    monkeypatch.setattr(known_answer, "load", never)
+    monkeypatch.setattr(weights, "write_data", never)
+    said = rf"the source model needs about .* {use}, but .* are free; free memory, or make space"
     with pytest.raises(ResourceError, match=said) as caught:
-        export_to(tmp_path / "package", checkpoint, precision="int4")
+        export_to(tmp_path / "package", checkpoint, precision="int4", **options)
     assert "`verify=False`" not in str(caught.value), "which would be refused"
     assert list(tmp_path.iterdir()) == []
 

@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 import torch
 
-from partita.export.quantise.quantisers import DEFAULT, Grid, Quantised
+from partita.export.quantise import DEFAULT, Grid, Quantised
 from partita.export.quantise.rounding import DAMPING, QUANTISERS, fit, gptq
 from partita.export.trace import attention
 from partita.export.trace.attention import GROWING

@@ -37,12 +37,7 @@ def test_moe_in_16_bits_is_verified_except_rerouted_positions(mixture: Path) -> 
 
 def test_moe_graph_wrong_at_few_positions_is_not_verified(mixture: Path, tmp_path: Path) -> None:
     """Without the float32 copy, fewer than half of the positions differ and would be excluded."""
-    folder = tmp_path / "package"
-    shutil.copytree(mixture, folder)
-    answer = load_file(folder / KNOWN_ANSWER)
-    answer["prefill_logits"][3] = np.roll(answer["prefill_logits"][3], 7)
-    save_file(answer, folder / KNOWN_ANSWER)
-    manifest = unverified(folder)
+    folder, manifest = damaged(mixture, tmp_path / "package")
     assert package_runs.verify_with_copy(folder, manifest, replay).status == "unverified"
     believed = read_manifest(mixture).verification
     found = replay(folder, manifest.model_copy(update={"verification": believed}))
@@ -53,14 +48,9 @@ def test_mismatch_of_dense_model_excludes_no_positions(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path
 ) -> None:
     """Even if its float32 copy matches: it selects no experts."""
-    folder = tmp_path / "package"
-    shutil.copytree(exported(tiny_checkpoint("llama"), precision="fp16"), folder)
-    manifest = unverified(folder)
-    right = replay(folder, manifest)
-    answer = load_file(folder / KNOWN_ANSWER)
-    answer["prefill_logits"][3] = np.roll(answer["prefill_logits"][3], 7)
-    save_file(answer, folder / KNOWN_ANSWER)
-    manifest = unverified(folder)
+    package = exported(tiny_checkpoint("llama"), precision="fp16")
+    right = replay(package, read_manifest(package))
+    folder, manifest = damaged(package, tmp_path / "package")
 
     def run(of: Path, its: Manifest):
         return replay(of, its) if of == folder else right
@@ -68,9 +58,13 @@ def test_mismatch_of_dense_model_excludes_no_positions(
     assert right.status == "verified" and package_runs.verify_with_copy(folder, manifest, run).status == "unverified"
 
 
-def unverified(folder: Path) -> Manifest:
-    """The manifest of a package as it is while it is exported."""
+def damaged(package: Path, folder: Path) -> tuple[Path, Manifest]:
+    """A copy with another known answer at one position, and its manifest as it is while it is exported."""
+    shutil.copytree(package, folder)
+    answer = load_file(folder / KNOWN_ANSWER)
+    answer["prefill_logits"][3] = np.roll(answer["prefill_logits"][3], 7)
+    save_file(answer, folder / KNOWN_ANSWER)
     manifest = read_manifest(folder)
     files = tuple(record_file(folder, each.name) for each in manifest.files)
     nothing = manifest.verification.model_copy(update={"status": "unverified", "converted_copy": None, "proof": None})
-    return manifest.model_copy(update={"files": files, "verification": nothing})
+    return folder, manifest.model_copy(update={"files": files, "verification": nothing})

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,24 +13,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
-from safetensors.numpy import load_file, save_file
 
 import partita
 from partita import cli
 from partita.commands.export import quality_texts
-from partita.commands.verify import show_evaluation
 from partita.demo import heldout_path
 from partita.errors import GenerationError, PackageError, ResourceError, UnsupportedModelError, UsageError
-from partita.export import writing
-from partita.export.checkpoint.description import open_checkpoint
 from partita.export.options import ExportOptions, check_options
-from partita.export.progress import Silent
+from partita.export.pipeline import export
 from partita.export.verify import quality
-from partita.export.verify.quality import Logits, Scorer, kept_tokens, measured_tokens, read_text
-from partita.export.work import Work, resolve
-from partita.package.folder import QUALITY, Manifest, check_files, read_manifest, record_file, write_manifest
-from partita.package.records import Evaluation, Verification
+from partita.export.verify.quality import measured_tokens
+from partita.export.work import resolve
+from partita.library.exporting import replay, scorer
+from partita.package.folder import QUALITY, check_files, read_manifest
+from partita.package.records import Verification
 from partita.providers.resolve import parse_chain
 from partita.runtime.chain.advice import package_facts
 from partita.runtime.verify.quality import divergence_at_least, evaluate
@@ -80,12 +74,6 @@ def test_bf16_quality_is_measured_on_converted_copy(tiny_checkpoint: TinyCheckpo
     assert not list(package.parent.glob("*-copy-*"))
 
 
-def test_lossless_weights_have_near_zero_divergence(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
-    checkpoint = tiny_checkpoint("llama", dtype="bfloat16", tied=True, num_hidden_layers=1)
-    found = read_manifest(exported(checkpoint, precision="bf16", activations="fp32")).quality
-    assert found is not None and found.top1_agreement == 1 and found.kl_mean < 1e-9
-
-
 def test_fp32_package_has_no_quality(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
     package = exported(tiny_checkpoint("llama", num_hidden_layers=1))
     manifest = read_manifest(package)
@@ -117,26 +105,6 @@ def test_quality_is_repeatable_without_source_model(half: Path) -> None:
     assert now.kl_p99_at_least == pytest.approx(stored.likely.kl_p99, rel=1e-3)
     assert now.kl_share == pytest.approx(stored.likely.share, rel=1e-5)
     assert 0.3 * stored.kl_mean < stored.likely.kl_mean <= stored.kl_mean
-
-
-def save_figures(package: Path, figures: dict[str, Any]) -> None:
-    """Put other figures of the original into a package."""
-    save_file(figures, package / QUALITY)
-    manifest = read_manifest(package)
-    files = tuple(each for each in manifest.files if each.name != QUALITY)
-    write_manifest(package, manifest.model_copy(update={"files": (*files, record_file(package, QUALITY))}))
-
-
-def test_overflowing_loss_gives_maximum_perplexity(
-    half: Path, own_copy: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """For the package and for its source model."""
-    package = own_copy(half)
-    figures = load_file(package / QUALITY)
-    save_figures(package, {**figures, "losses": figures["losses"] + np.float32(1e4)})
-    monkeypatch.setattr("partita.runtime.verify.quality.loss", lambda logits, token: 1e4)
-    now = evaluate(package, parse_chain("cpu"))
-    assert now.perplexity == now.original_perplexity == math.exp(709) and now.perplexity_ratio == 1
 
 
 def test_evaluate_prints_divergence_as_text_and_json(half: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -191,15 +159,6 @@ def test_divergence_below_float32_error_is_accurate() -> None:
     np.testing.assert_allclose(found.divergence, exact, rtol=1e-3)
 
 
-@pytest.mark.parametrize("vocabulary", [50, 32_000, 65_536, 152_064])
-@pytest.mark.parametrize("positions", [1, 511, 1023, 8176])
-def test_stored_probabilities_take_at_most_2_mib(positions: int, vocabulary: int) -> None:
-    count = kept_tokens(positions, vocabulary)
-    size = 6 if vocabulary <= 65_536 else 8
-    assert 1 <= count <= min(64, vocabulary) and count * positions * size <= 2 << 20
-    assert count >= min(32, vocabulary)
-
-
 def test_measured_token_count_depends_on_options_and_model_size() -> None:
     options = ExportOptions("a", Path("b"), precision="int4")
     judged = replace(options, max_perplexity_ratio=1.01)
@@ -224,36 +183,21 @@ def test_quality_options_without_measurement_are_rejected(
 
 
 def test_non_finite_logits_during_scoring_reject_package(
-    tiny_checkpoint: TinyCheckpoint, half: Path, tmp_path: Path
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """float16 overflows on the text, but not in the verification."""
 
-    class Overflowing:
-        rows, provider = 1, "cpu"
+    def measure(*_: object) -> None:
+        raise GenerationError("the logits after token 3 of a window are not finite")
 
-        def continues_at(self, length: int) -> int | None:
-            return None
-
-        def score(self, windows: Sequence[Sequence[int]], hear: Callable[[int, int, Logits], object]) -> None:
-            raise GenerationError("the logits after token 3 of a window are not finite")
-
-        def cached(self) -> Iterator[tuple[str, Any]]:
-            return iter(())
-
-    @contextmanager
-    def opened(folder: Path, manifest: Manifest) -> Iterator[Scorer]:
-        yield Overflowing()
-
-    checkpoint, manifest = open_checkpoint(str(tiny_checkpoint("llama", num_hidden_layers=1))), read_manifest(half)
-    work = Work(ExportOptions(checkpoint.source_name, tmp_path, precision="fp16"), Silent(), tmp_path, scorer=opened)
-    made: Any = SimpleNamespace(work=work, checkpoint=checkpoint, manifest=manifest)
-    text = read_text(heldout_path(), checkpoint, manifest.graph.vocab_size, 64, 512)
-    work.source_logits = work.cleanup.enter_context(
-        closing(quality.SourceLogits(text, manifest.graph.vocab_size, tmp_path))
+    monkeypatch.setattr(quality, "measure", measure)
+    options = ExportOptions(
+        str(tiny_checkpoint("llama", num_hidden_layers=1)), tmp_path / "out", precision="fp16", max_length=64
     )
     said = r"fp16 fails on heldout\.txt.*not finite; nothing was written; choose another `precision`, e\.g\. bf16"
-    with work.cleanup, pytest.raises(UnsupportedModelError, match=said):
-        writing._with_quality(made, manifest, text)
+    with pytest.raises(UnsupportedModelError, match=said):
+        export(replace(options, quality_text=heldout_path()), replay=replay, scorer=scorer)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_disk_too_small_for_logits_of_source_model_raises_resource_error(
@@ -264,39 +208,9 @@ def test_disk_too_small_for_logits_of_source_model_raises_resource_error(
         exported(tiny_checkpoint("llama", num_hidden_layers=1), precision="fp16", opset=22)
 
 
-def test_infinite_and_nan_logits_raise_generation_error() -> None:
-    """Negative infinity is allowed: it marks an excluded token."""
-    from partita.runtime.verify.quality import _checked
-
-    for wrong in (np.inf, np.nan):
-        with pytest.raises(GenerationError, match="not finite"):
-            _checked(0, print)(0, np.array([0.0, wrong], np.float32))
-    heard: list[Any] = []
-    _checked(0, lambda *given: heard.append(given))(2, np.array([0.0, -np.inf], np.float32))
-    assert heard[0][:2] == (0, 2), "a token that is ruled out is none"
-
-
 def test_default_text_is_used_only_with_verification_and_rounding() -> None:
     floats: Any = SimpleNamespace(quantised=None)
     options = ExportOptions("a", Path("b"), precision="fp16")
     assert resolve(options, floats, None, heldout_path()).quality_text == heldout_path()
     assert resolve(replace(options, verify=False), floats, None, heldout_path()).quality_text is None
     assert resolve(replace(options, precision="fp32"), floats, None, heldout_path()).quality_text is None
-
-
-def test_package_without_stored_probabilities_has_no_divergence(
-    half: Path, own_copy: Callable[[Path], Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    package = own_copy(half)
-    kept = {name: each for name, each in load_file(package / QUALITY).items() if "likely" not in name}
-    save_figures(package, kept)
-    now = evaluate(package, parse_chain("cpu"))
-    assert now.kl_mean_at_least is None and now.kl_tokens is None and now.perplexity > 0
-    text = shown(package, read_manifest(half), now)
-    assert "not measured: the package lacks the source model's probabilities" in text and ">=" not in text
-
-
-def shown(package: Path, manifest: Manifest, now: Evaluation) -> str:
-    stream = io.StringIO()
-    show_evaluation(package, manifest, now, Console(file=stream, width=200, color_system=None))
-    return stream.getvalue()

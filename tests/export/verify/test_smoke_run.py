@@ -129,17 +129,6 @@ def test_requested_lowering_unable_to_run_is_rejected(exporting: Exporting, tmp_
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.heavy
-def test_window_cache_unable_to_run_suggests_omitting_it(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
-    """Only one lowering supports it, so other lowerings do not help."""
-    checkpoint = tiny_checkpoint("mistral", num_hidden_layers=1, head_dim=ODD)
-    options = ExportOptions(str(checkpoint), tmp_path / "out", max_length=64, cache="window", verify=False)
-    with pytest.raises(PartitaError) as caught:
-        export(options, replay=replay_on_cpu, smoke=smoke_on_cpu, target=None)
-    assert "omit `cache=window`, which only this lowering supports" in str(caught.value)
-    assert "`attention=auto`" not in str(caught.value)
-
-
 @pytest.mark.parametrize("error", [RuntimeError("nobody has seen this"), GenerationError("model.onnx: a run failed")])
 def test_any_smoke_run_failure_selects_next_lowering(exporting: Exporting, error: Exception) -> None:
     there = There({"gqa": error})
@@ -147,18 +136,6 @@ def test_any_smoke_run_failure_selects_next_lowering(exporting: Exporting, error
     assert there.ran == ["gqa", "onnx24"] and summary.manifest.graph.attention == "onnx24"
     assert str(error) in summary.attention_reason
     assert summary.manifest.smoke[-1] == SmokeRecord(chain="there,cpu", status="ran", detail="opened")
-
-
-def test_failed_cpu_verification_selects_next_lowering(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
-    def replay(folder: Path, manifest: Manifest) -> Verification:
-        if manifest.graph.attention == "gqa":
-            raise ValueError("nobody has seen this")
-        return replay_on_cpu(folder, manifest)
-
-    options = ExportOptions(str(tiny_checkpoint("llama", num_hidden_layers=1)), tmp_path / "out", max_length=64)
-    summary = export(options, replay=replay)
-    assert summary.manifest.graph.attention == "onnx24" and summary.manifest.verification.status == "verified"
-    assert "ValueError: nobody has seen this" in summary.attention_reason
 
 
 def test_error_lists_failure_of_every_lowering(exporting: Exporting, tmp_path: Path) -> None:
