@@ -40,7 +40,6 @@ from partita.export.target import (
 )
 from partita.export.trace import CONTRIB
 from partita.export.trace.attention import GROWING, by_preference
-from partita.export.trace.experts import has_stacked
 from partita.export.trace.fake_model import build_fake_model
 from partita.export.trace.ports import TOTAL
 from partita.export.trace.recurrence import used_by
@@ -90,9 +89,8 @@ def variants(checkpoint: Checkpoint, work: Work, target: Target | None) -> Varia
             modules = [name for name, _ in fake.module.named_modules() if name]
             matrices = [name for name, weight in fake.module.named_parameters() if weight.dim() > 1]
             modules += [path for name in matrices for path in paths([name])]
-            has_experts = has_stacked(fake.module)
             stored = AsStored(checkpoint) if takes_stored(options, checkpoint) else None
-            plan = make_plan(options, target, modules, work.notes.append, has_experts=has_experts, stored=stored)
+            plan = make_plan(options, target, modules, work.notes.append, stored=stored)
             prompt_plan = prefill_plan(options, target, plan)
     takes = work.supports if target is None else target.supports
     as_stored = plan is not None and plan.stored is not None

@@ -14,10 +14,8 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO
 
 from filelock import FileLock, Timeout
 
@@ -233,21 +231,3 @@ def _clean_up(out: Path) -> list[str]:
         elif re.fullmatch(rf"\.{name}{re.escape(OLD)}{UNIQUE}", path.name):  # it may be the only copy of a package
             notes.append(f"a killed export moved the package that it replaced to {path / 'package'}; remove it")
     return notes
-
-
-_folder: ContextVar[Path | None] = ContextVar("partita_scratch", default=None)
-
-
-@contextmanager
-def scratch_in(folder: Path) -> Iterator[None]:
-    """Unnamed files created in the block are on the disk of `folder`."""
-    before = _folder.set(folder)
-    try:
-        yield
-    finally:
-        _folder.reset(before)
-
-
-def unnamed_file() -> IO[bytes]:
-    """A temporary file without a name, removed even after a kill. Raises OSError."""
-    return tempfile.TemporaryFile(dir=_folder.get())

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import onnx_ir as ir
 
 import partita
+from partita.dtypes import EXACT, Precision
 from partita.errors import GenerationError, ParityError, PartitaError, ResourceError, UnsupportedModelError
 from partita.export.checkpoint.adapters.branches import parameters
 from partita.export.checkpoint.companions import GENERATION, probe_tokenizer, stop_notes, write_generation
@@ -318,7 +319,7 @@ def _verify(exported: Exported, manifest: Manifest) -> Manifest:
             return package_runs.replay_wide(work.folder, manifest, replay, rounded)
         if computing.bits is not None:
             return package_runs.replay_exact(work.folder, manifest, replay)
-        if self_check.computes_in_half_precision(computing):
+        if computes_in_half_precision(computing):
             return package_runs.verify_with_copy(work.folder, manifest, replay, rounded)
         return replay(work.folder, manifest)
 
@@ -330,6 +331,11 @@ def _verify(exported: Exported, manifest: Manifest) -> Manifest:
     return manifest.model_copy(update={"verification": result})
 
 
+def computes_in_half_precision(computing: Precision) -> bool:
+    """Whether a package computes in 16 bits with unquantised weights where it is verified."""
+    return computing.dtype != EXACT.dtype and computing.cpu_dtype is None and computing.bits is None
+
+
 def _mismatch(exported: Exported, manifest: Manifest, answer: KnownAnswer, result: Verification) -> PartitaError:
     """The error for a graph with wrong results, with its cause as far as experiments show it."""
     work, checkpoint = exported.work, exported.checkpoint
@@ -337,14 +343,11 @@ def _mismatch(exported: Exported, manifest: Manifest, answer: KnownAnswer, resul
     own = self_check.disagreement(checkpoint, answer, work.scratch)
     if own is not None:
         return UnsupportedModelError(f"{where}: {own}; nothing was written")
-    seen = max((step.max_rel_error for step in result.steps), default=0.0)
-    rounded = self_check.rounding(checkpoint, answer, computing, seen, work.scratch)
     message = f"{where}: the exported graph does not match the source model: {result.detail}"
-    if rounded is not None:
-        return ParityError(f"{message}; {rounded}; nothing was written; choose another `precision`, e.g. fp32")
     if work.locate is not None and computing.cpu_dtype is None:  # the CPU provider runs the package
         message += f"; {work.locate(work.folder, manifest, checkpoint)}"
     message += exported.caution
-    if self_check.computes_in_half_precision(computing):
+    if computes_in_half_precision(computing):
+        message += f"; {computing.dtype} may be too coarse for this checkpoint: choose another `precision`, e.g. fp32"
         return RoundingParityError(message, result.detail)
     return ParityError(message)

@@ -214,15 +214,6 @@ def test_post_processing_of_expert_outputs_is_exported(fixed: bool) -> None:
     check(run(graph, (hidden, index, logits)), wanted.detach())
 
 
-def test_gelu_experts_do_not_use_the_moe_operator() -> None:
-    model = Routed(layer("mixtral", hidden_act="gelu"))
-    graph, notes = traced(model, "contrib", inputs(3), fixed=False)
-    assert notes == [
-        f"experts of 1 layer: {ALL}, because the MoE operator does not support the activation of MixtralExperts"
-    ]
-    check(run(graph, inputs(5)), eager(model, inputs(5)))
-
-
 @pytest.mark.parametrize(
     "model_type", ["gpt_oss", *(pytest.param(name, marks=pytest.mark.heavy) for name in ("mixtral", "nemotron_h"))]
 )
@@ -235,13 +226,6 @@ def test_standard_form_has_no_control_flow_and_at_most_4_dimensions(model_type: 
     assert {node.domain for node in proto.graph.node} == {""}
     assert not {"If", "Loop", "Scan", "NonZero"}.intersection(node.op_type for node in proto.graph.node)
     assert max(len(value.type.tensor_type.shape.dim) for value in proto.graph.value_info) <= 4
-
-
-@pytest.mark.parametrize("form", ["contrib", "standard"])
-def test_prompt_gathers_expert_indices_and_not_weights(form: Form) -> None:
-    _, graph, _ = traced_layer("mixtral", form, 3, fixed=False)
-    gathered = [node.inputs[0] for node in graph.graph if node.op_type in ("Gather", "GatherND", "GatherElements")]
-    assert all(value is not None and value.shape is not None and value.shape.rank() == 1 for value in gathered)
 
 
 def experts_with(activate: Callable[[torch.Tensor], torch.Tensor], *, gated: bool = True) -> Experts:
@@ -272,8 +256,6 @@ def test_clamped_swiglu_gates_are_recognised(alpha: float, beta: float, limit: f
         lambda x: torch.nn.functional.silu(x[..., 1::2]) * x[..., ::2],  # up first
         lambda x: torch.nn.functional.silu(x[..., ::2]).clamp(max=7.0) * x[..., 1::2].clamp(-7.0, 7.0),
         lambda x: torch.nn.functional.silu(x[..., ::2]) * x[..., 1::2].clamp(-7.0, 8.0),
-        lambda x: torch.nn.functional.silu(x[..., ::2].clamp(min=-7.0)) * x[..., 1::2],
-        lambda x: x[..., ::2] * x[..., 1::2],
         lambda x: x @ torch.zeros(1024, 1024),
     ],
 )
@@ -307,13 +289,7 @@ def test_loops_over_experts_are_rejected_by_class_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model_type", "attention"),
-    [
-        pytest.param("mixtral", "primitives", marks=pytest.mark.heavy),
-        ("gpt_oss", "gqa"),
-        pytest.param("mixtral", "gqa", marks=pytest.mark.heavy),
-        pytest.param("gpt_oss", "primitives", marks=pytest.mark.heavy),
-    ],
+    ("model_type", "attention"), [("gpt_oss", "gqa"), pytest.param("mixtral", "primitives", marks=pytest.mark.heavy)]
 )
 def test_whole_models_with_experts_are_verified(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, model_type: str, attention: str

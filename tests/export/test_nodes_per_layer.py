@@ -12,7 +12,7 @@ from benchmarks.passes import optimised
 from partita import cli
 from partita.package.folder import read_manifest
 from tests.conftest import Exported, TinyCheckpoint
-from tests.export.integers import wide_integers
+from tests.export.quantise.test_forms import wide_integers
 
 MOST = 11
 

@@ -119,13 +119,6 @@ def test_force_does_not_replace_what_is_no_package_any_more(tmp_path: Path, what
     assert hidden(tmp_path) == []
 
 
-def test_force_replaces_unchanged_package(tmp_path: Path) -> None:
-    out = package(tmp_path / "out", "old")
-    assert export(out, "new", force=True) == []
-    assert word(out) == "new"
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
-
-
 MANIFESTS = ['{"name": "my extension", "manifest_version": 3}', "{", "[]", '{"schema": "other/1", "files": []}']
 
 

@@ -154,19 +154,17 @@ def _weights_to_quantise(
     names = parameter_names(model, sources)
     embeddings = {name for name, module in model.named_modules() if isinstance(module, torch.nn.Embedding)}
     for each in placed:
-        known = [name for tensor in each.packed.tensors for name in names.single.get(tensor, ())]
-        if each.of_experts or not any(name.endswith(".weight") for name in known):
+        readers_of = {
+            tensor: [name.removesuffix(".weight") for name in names.single.get(tensor, ()) if name.endswith(".weight")]
+            for tensor in sorted(each.packed.tensors)
+        }
+        is_product = not each.of_experts and any(readers_of.values())
+        if is_product and each.packed.packing.quantiser != CALIBRATED:
+            continue
+        if not is_product or not _keeps_rows(each.packed.origin):
             others.update(each.modules[:1])
             continue
-        if each.packed.packing.quantiser != CALIBRATED:
-            continue
-        if not _keeps_rows(each.packed.origin):
-            others.update(each.modules[:1])
-            continue
-        for tensor in sorted(each.packed.tensors):
-            modules = [
-                name.removesuffix(".weight") for name in names.single.get(tensor, ()) if name.endswith(".weight")
-            ]
+        for tensor, modules in readers_of.items():
             modules = [name for name in modules if name not in embeddings]
             own = [name for name in modules if name in each.modules]
             if not own and not embeddings.isdisjoint(each.modules):  # the head has other weights here

@@ -18,7 +18,7 @@ from partita.errors import ProviderError, UsageError
 from partita.export.options import BLOCK_SIZES, INTEGERS, ExportOptions
 from partita.export.passes.base import added
 from partita.export.quantise import Grid, Keep, Packing, check_modules, forms, integer_forms, read_keep, without_text
-from partita.export.quantise.forms import DOMAIN, EXPERTS, PLAIN_EXPERTS, Form, Place, Weight, write_experts
+from partita.export.quantise.forms import Form, Place, Weight
 from partita.export.quantise.stored_integers import AsStored
 from partita.export.quantise.weight_source import CalibratedWeights, Layout
 from partita.export.target import AUTO, Kernels, Target
@@ -113,7 +113,6 @@ def make_plan(
     modules: Collection[str],
     note: Callable[[str], object] = len,
     *,
-    has_experts: bool = False,
     stored: AsStored | None = None,
 ) -> Plan | None:
     """The plan of an export; None where nothing is quantised. Probes the target. Raises UsageError, ProviderError."""
@@ -154,11 +153,6 @@ def make_plan(
             if not probes.refusal(plan, "product", [replace(each, block_size=size) for each in packings])
         ]
         plan = replace(plan, stored=replace(stored, sizes=tuple(fits)))
-    if has_experts and plan.kernels.experts and plan.form.experts:
-        reason = probes.refusal(plan, "experts", probes.products(plan))
-        plan = replace(plan, kernels=replace(plan.kernels, experts=not reason))
-        if reason:
-            note(f"experts stay floats; {EXPERTS} on {target.provider}: {reason}")
     return replace(plan, kernels=replace(plan.kernels, smaller=probes.smaller_blocks(plan)))
 
 
@@ -168,17 +162,12 @@ def prefill_plan(options: ExportOptions, target: Target | None, plan: Plan | Non
     Prefill is compute-bound and a decode step memory-bound: an integer matrix unit is faster for many tokens, and fewer
     bytes are faster for one. Both graphs share one cache. The head and embeddings are those of the decode graph.
 
-    Raises UsageError for activations other than float32, and ProviderError when the target has no kernel.
+    Raises ProviderError when the target has no kernel, e.g. for activations other than float32.
     """
     requested = options.prefill_precision
     if requested is None or plan is None:
         return None
     setting = f"`prefill_precision={requested}`"
-    if options.computing.dtype != "float32":
-        raise UsageError(
-            f"{setting}: the package computes in {options.computing.dtype} between its products, but the prefill "
-            "graph in float32; add `activations=fp32`, or omit it"
-        )
     candidates = _candidates(plan.kernels.folds or not plan.form.domains, integers=True)
     # Weights kept unquantised stay so in both graphs; all other bits become those of this form.
     keep = tuple(each if each.bits is None else replace(each, precision=INTEGERS) for each in plan.keep)
@@ -211,23 +200,8 @@ def _fitting(candidates: tuple[Form, ...], options: ExportOptions, keep: tuple[K
 
 PROBED_WIDTH = 256
 """K and N of probed nodes: a multiple of every block size."""
-PROBED_EXPERTS = 4
-PROBED_ATTRIBUTES: Mapping[str, str | int | float] = {
-    "activation_type": "swiglu",
-    "swiglu_fusion": 1,
-    "activation_alpha": 1.0,
-    "activation_beta": 0.0,
-    "k": 2,
-    "normalize_routing_weights": 1,
-}
-"""Attributes of probed experts."""
 PROBED_OPSET, PROBED_IR_VERSION = 21, 10
-PROBED_SIZES: Mapping[str, tuple[int, ...]] = {
-    "x": (1, 1, PROBED_WIDTH),
-    "ids": (1, 1),
-    "hidden": (1, PROBED_WIDTH),
-    "scores": (1, PROBED_EXPERTS),
-}
+PROBED_SIZES: Mapping[str, tuple[int, ...]] = {"x": (1, 1, PROBED_WIDTH), "ids": (1, 1)}
 """Input shapes of the probes."""
 Use = Literal["product", "lookup", "experts"]
 
@@ -311,31 +285,19 @@ class _Probes:
 
 
 def probe_model(plan: Plan, use: Use, packings: Sequence[Packing], dtype: ir.DataType) -> bytes:
-    """A model with a product, a row lookup, or one layer's gated experts for every packing."""
-    name = {"product": "x", "lookup": "ids", "experts": "hidden"}[use]
-    given, scores = (
-        ir.Value(name=each, shape=ir.Shape(PROBED_SIZES[each]), type=ir.TensorType(kind))
-        for each, kind in ((name, ir.DataType.INT64 if use == "lookup" else dtype), ("scores", dtype))
-    )
-    inputs = [given, scores] if use == "experts" else [given]
+    """A model with a product or a row lookup for every packing."""
+    name, kind = ("x", dtype) if use == "product" else ("ids", ir.DataType.INT64)
+    given = ir.Value(name=name, shape=ir.Shape(PROBED_SIZES[name]), type=ir.TensorType(kind))
     opsets = {"": PROBED_OPSET, "com.microsoft": 1}
-    graph = ir.Graph(inputs, [], nodes=[], opset_imports=opsets, name="packed")
+    graph = ir.Graph([given], [], nodes=[], opset_imports=opsets, name="packed")
     place, form = Place(graph, None, plan.kernels), plan.form
-    stack = ir.Value(name="stack", shape=ir.Shape([PROBED_EXPERTS, 2 * PROBED_WIDTH, PROBED_WIDTH]))
     for index, packing in enumerate(packings):
-
-        def zeros(layout: Layout, factor: int = 1, name: str = f"w{index}", packing: Packing = packing) -> Weight:
-            return _zeros(place, f"{name}.{factor}", layout, packing, dtype, factor * PROBED_WIDTH)
-
         if use == "product":
-            made = form.product.write(place, given, None, zeros(form.product.layout))
-        elif use == "lookup":
-            made = form.look_up.write(place, given, zeros(form.look_up.layout))
+            weight = _zeros(place, f"w{index}", form.product.layout, packing, dtype)
+            graph.outputs.append(form.product.write(place, given, None, weight))
         else:
-            node = ir.node(PLAIN_EXPERTS, [given, scores, stack], attributes=dict(PROBED_ATTRIBUTES), domain=DOMAIN)
-            pair = (zeros(form.product.layout, factor * PROBED_EXPERTS) for factor in (2, 1))
-            made = write_experts(place, node, *pair)
-        graph.outputs.append(made)
+            weight = _zeros(place, f"w{index}", form.look_up.layout, packing, dtype)
+            graph.outputs.append(form.look_up.write(place, given, weight))
     for index, written in enumerate(graph):
         written.name = f"{written.op_type}_{index}"
         for value in written.outputs:
@@ -343,11 +305,11 @@ def probe_model(plan: Plan, use: Use, packings: Sequence[Packing], dtype: ir.Dat
     return bytes(ir.to_proto(ir.Model(graph, ir_version=PROBED_IR_VERSION)).SerializeToString())
 
 
-def _zeros(place: Place, name: str, layout: Layout, packing: Packing, dtype: ir.DataType, rows: int) -> Weight:
+def _zeros(place: Place, name: str, layout: Layout, packing: Packing, dtype: ir.DataType) -> Weight:
     """A weight of zeros; its scales are 1."""
     values = []
-    for part in layout.parts(packing, dtype, rows, PROBED_WIDTH):
+    for part in layout.parts(packing, dtype, PROBED_WIDTH, PROBED_WIDTH):
         array = np.ones(part.shape) if part.dtype.is_floating_point() else np.zeros(part.shape)
         tensor = ir.tensor(array.astype(part.dtype.numpy()), dtype=part.dtype)
         values.append(added(place.graph, tensor, f"{name}.{part.label}" if part.label else name))
-    return Weight(tuple(values), rows, PROBED_WIDTH, packing)
+    return Weight(tuple(values), PROBED_WIDTH, PROBED_WIDTH, packing)

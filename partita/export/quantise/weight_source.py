@@ -20,7 +20,6 @@ import torch
 
 from partita.errors import CheckpointError
 from partita.export.checkpoint.weight_files import OpenFiles
-from partita.export.publish import unnamed_file
 from partita.export.quantise import Grid, Packing, Quantised, Round, stored_integers, without_text
 from partita.export.quantise.rounding import QUANTISERS
 from partita.export.weights import of_ir, pack, to_torch, unpack
@@ -98,25 +97,17 @@ class InColumns:
         return parts if grid.symmetric else (*parts, Part(shape, kind, ZEROS))
 
     def pieces(self, weight: QuantisedSource) -> Iterator[tuple[int, torch.Tensor]]:
-        """Integers transposed in a temporary file, then scales and zero points."""
-        grid, scales, zeros = weight.packing.grid, [], []
-        with unnamed_file() as file:
-            for _, rows in weight.rows_quantised():
-                file.write(rows.integers.contiguous().numpy().data)
-                scales.append(weight.fitting(rows.scales))
-                zeros.append(rows.zeros)
-            file.flush()
-            room = np.memmap(file, np.uint8, "r", shape=(weight.rows, weight.width))
-            step = max(2, SLICE_BYTES // weight.rows) & ~1  # two rows of 4 bits always end at a byte boundary
-            for first in range(0, weight.width, step):
-                transposed = torch.from_numpy(np.ascontiguousarray(room[:, first : first + step].T))
-                if grid.symmetric:
-                    transposed ^= grid.middle  # signed
-                yield 0, pack(transposed.reshape(1, -1), grid.bits)
-            del room
-        yield 1, torch.cat(scales).T.contiguous()
+        """Integers, scales and zero points, transposed in memory."""
+        grid = weight.packing.grid
+        quantised = zip(*(rows for _, rows in weight.rows_quantised()), strict=True)
+        integers, scales, zeros = (torch.cat(parts) for parts in quantised)
+        step = max(2, SLICE_BYTES // weight.rows) & ~1  # two rows of 4 bits always end at a byte boundary
+        for columns in torch.split(integers.reshape(weight.rows, weight.width), step, dim=1):
+            signed = columns ^ grid.middle if grid.symmetric else columns
+            yield 0, pack(signed.T.reshape(1, -1), grid.bits)
+        yield 1, weight.fitting(scales).T.contiguous()
         if not grid.symmetric:
-            yield 2, pack(torch.cat(zeros).T.reshape(1, -1), grid.bits)
+            yield 2, pack(zeros.T.reshape(1, -1), grid.bits)
 
     def read(self, weight: QuantisedSource, written: Parts, start: int, stop: int) -> Quantised:
         """Rows `start` to `stop` of a written weight, which are columns of the parts."""

@@ -76,7 +76,7 @@ class TargetParityError(RejectedError, ParityError):
 
 
 class RoundingParityError(RejectedError, ParityError):
-    """The 16-bit graph exceeds the tolerance, and the model in 16 bits does not: another may round less."""
+    """The 16-bit graph exceeds the tolerance; another may round less."""
 
 
 @contextmanager
@@ -213,39 +213,36 @@ def changed_folder(
 
 
 def replay_wide(folder: Path, manifest: Manifest, run: Replay, rounded: Rounded) -> Verification:
-    """Replay the known answer on the float32 copy with `run`; `rounded` as for `settled`."""
-    result = _verification(
-        manifest, lambda its: on_wide(folder, its, run), lambda: on_wide(folder, manifest, run, rounded())
-    )
+    """Replay the known answer on the float32 copy with `run`; `rounded` as for `verify_with_copy`."""
+
+    def run_wide(folder: Path, manifest: Manifest) -> Verification:
+        return on_wide(folder, manifest, run)
+
+    result = verify_with_copy(folder, manifest, run_wide, rounded, run)
     return result.model_copy(update={"detail": f"{result.detail}; {WIDE_DETAIL}", "converted_copy": WIDE_DETAIL})
 
 
-def verify_with_copy(folder: Path, manifest: Manifest, run: Replay, rounded: Rounded = lambda: None) -> Verification:
+def verify_with_copy(
+    folder: Path, manifest: Manifest, run: Replay, rounded: Rounded = lambda: None, prove: Replay | None = None
+) -> Verification:
     """The verification of a 16-bit package that may choose among experts.
 
     Where the package differs and its float32 copy does not, positions where rounding changes the choice are excluded,
     while they are the minority, and the verification records the proof. The copy is compared with `rounded`, or with
-    the package's known answer.
+    the package's known answer; `prove` runs it, by default `run`.
     """
-    return _verification(manifest, lambda its: run(folder, its), lambda: on_wide(folder, manifest, run, rounded()))
-
-
-def _verification(
-    manifest: Manifest, look: Callable[[Manifest], Verification], prove: Callable[[], Verification]
-) -> Verification:
-    """The result of `look`; if it differs and `prove` succeeds, the result without the positions of changed choices."""
-    found = look(manifest)
+    found = run(folder, manifest)
     if found.status == "verified":
         return found
     try:
-        proved = prove()
+        proved = on_wide(folder, manifest, prove or run, rounded())
     except (ResourceError, MemoryError, OSError):
         raise
     except Exception:  # noqa: BLE001 - without a copy that runs, `found` stands
         return found
     if proved.status != "verified":
         return found
-    again = look(manifest.model_copy(update={"verification": proved.model_copy(update={"proof": PROOF})}))
+    again = run(folder, manifest.model_copy(update={"verification": proved.model_copy(update={"proof": PROOF})}))
     if again.status != "verified":
         return found
     return again.model_copy(update={"detail": f"{again.detail}; proved by {PROOF}", "proof": PROOF})

@@ -1,8 +1,7 @@
 """Checks of the source model, run when an exported graph does not match it, and outputs of its modules on a text.
 
 Are its logits finite; does its `generate` with a cache match its `forward` without one? If not, as of a model that is
-not causal, no graph with a cache can match both. For a 16-bit package: how far is the model itself in 16 bits from
-float32? Close router decisions may change with rounding.
+not causal, no graph with a cache can match both. Close router decisions may change with rounding.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ from partita.export.weights import memory_map, to_torch
 from partita.process import give_back
 
 Result = TypeVar("Result")
-HALVES = ("float16", "bfloat16")
 TOLERANCE = 1e-3
 """Relative; float32 sums in another order differ by 1e-6 to 1e-5."""
 
@@ -57,33 +55,6 @@ def _try(run: Callable[[Any], Result | None], checkpoint: Checkpoint, scratch: P
         return None
     finally:
         give_back()
-
-
-def computes_in_half_precision(computing: Precision) -> bool:
-    """Whether a package computes in 16 bits with unquantised weights where it is verified."""
-    return computing.dtype in HALVES and computing.cpu_dtype is None and computing.bits is None
-
-
-def rounding(
-    checkpoint: Checkpoint, answer: KnownAnswer, computing: Precision, seen: float, scratch: Path | None = None
-) -> str | None:
-    """The error of the source model itself in the 16-bit type of a package, in a sentence; None where it is small."""
-
-    def compare(model: Any) -> str | None:
-        logits = torch.from_numpy(_logits(model.to(to_torch(computing.dtype)), answer))
-        exact = torch.from_numpy(np.concatenate([answer.prefill_logits, answer.decode_logits]))
-        error = _relative(logits, exact)
-        # a graph rounds in other places than torch
-        if error <= max(computing.tolerance / 2, seen / 3):
-            return None
-        differs = f"differs from its float32 result by {error:.1e} of the largest logit"
-        return (
-            f"{type(model).__name__} itself, run by torch in {computing.dtype}, "
-            f"{differs if math.isfinite(error) else 'has logits that are not finite'}, so this checkpoint "
-            "needs a higher precision"
-        )
-
-    return _try(compare, checkpoint, scratch) if computes_in_half_precision(computing) else None
 
 
 def of_rounded_weights(

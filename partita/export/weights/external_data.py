@@ -20,7 +20,7 @@ from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.naming import Sources
 from partita.export.checkpoint.weight_files import SHOWN_CHARACTERS, OpenFiles, few, unreadable
 from partita.export.progress import Stage
-from partita.export.publish import is_written, scratch_in
+from partita.export.publish import is_written
 from partita.export.weights import CHECKPOINT, COMPUTING, to_ir
 from partita.export.weights.origins import Origin, TensorInfo
 from partita.export.weights.sources import StoredPart, WeightSource, checkpoint_weight, weight_part
@@ -198,7 +198,7 @@ def file_bytes(models: Iterable[ir.Model]) -> int:
 def write_data(models: Sequence[ir.Model], folder: Path, stage: Stage) -> DataFile:
     """Write large initializers to `folder`/model.onnx.data, and refer to it. Raises ResourceError."""
     try:
-        with (folder / WEIGHTS).open("wb") as stream, scratch_in(folder):
+        with (folder / WEIGHTS).open("wb") as stream:
             layout, digest = _FileLayout.of(models), hashlib.sha256()
             for piece in layout.pieces(stage):
                 stream.write(piece)

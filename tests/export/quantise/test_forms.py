@@ -24,11 +24,24 @@ from partita.export.target import Kernels
 from partita.export.weights import external_data as weights
 from partita.export.weights.sources import FloatSource, StoredPart, checkpoint_weight, initializers
 from partita.runtime.cpu.settings import EXACT, supports_exact
+from partita.runtime.place.tensor_types import tensor_types
 from tests.conftest import TinyCheckpoint
-from tests.export.integers import wide_integers
 
 WIDTH = 96
 NAME = "model.layers.0.mlp.down_proj.weight"  # [64, 96]
+
+
+def wide_integers(path: Path) -> dict[str, str]:
+    """Values of 64-bit integers that nodes make, and values of unknown type, by operator: some providers lack int64."""
+    model = onnx.load(path, load_external_data=False)
+    types = tensor_types(model)
+    found = {}
+    for node in model.graph.node:
+        for name in filter(None, node.output):
+            kind = types[name].tensor_type.elem_type if name in types else onnx.TensorProto.UNDEFINED
+            if kind in (onnx.TensorProto.INT64, onnx.TensorProto.UNDEFINED):
+                found[name] = node.op_type
+    return found
 
 
 def plain(folder: Path, name: str = NAME) -> FloatSource:

@@ -104,14 +104,6 @@ def test_tied_float_embedding_is_unchanged_if_head_is_quantised(tiny_checkpoint:
     assert not torch.equal(model.get_output_embeddings().weight.detach(), before)
 
 
-def test_layers_are_grouped_if_units_exceed_the_limit(
-    tiny_checkpoint: TinyCheckpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mixed_precision, "MOST_UNITS", 3)
-    found = units(placed(tiny_checkpoint("llama")), PLAN)
-    assert [unit.patterns for unit in found] == [(NAMES[0], NAMES[2]), (NAMES[1], NAMES[3])]
-
-
 def packed_of(package: Path) -> PackedWeights:
     packed = checked(package).packed
     assert packed is not None

@@ -9,11 +9,8 @@ import onnx_ir as ir
 import pytest
 
 from partita.demo import heldout_path
-from partita.export.quantise.plan import make_plan
 from partita.export.quantise.products import routes
-from partita.export.target import Kernels
 from tests.conftest import Exported, TinyCheckpoint
-from tests.export.quantise.test_plan import MODULES, Asked, options, target
 from tests.export.quantise.test_precision import attributes, checked, initializers, nodes, operators
 
 EXPERTS: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2}
@@ -50,20 +47,6 @@ def test_experts_are_quantised_and_routers_are_not(
         assert found["QMoE"] == 2, "one for each layer"
         node = attributes(next(iter(nodes(package, "QMoE").values())))
         assert (node["expert_weight_bits"], node["block_size"]) == ({"int4": 4, "int8": 8}[precision], 32)
-
-
-@pytest.mark.parametrize(("leaves", "takes"), [(frozenset[str](), True), (frozenset({"QMoE"}), False)])
-def test_target_is_probed_for_qmoe_only_for_models_with_experts(leaves: frozenset[str], takes: bool) -> None:
-    asked = Asked(leaves)
-    plan = make_plan(options(), target(asked), MODULES, has_experts=True)
-    assert plan is not None and plan.kernels.experts == takes
-    (question,) = [model for model in asked.models if any(node.op_type == "QMoE" for node in model.graph.node)]
-    bits = {a.i for node in question.graph.node for a in node.attribute if a.name == "expert_weight_bits"}
-    assert bits == {4}
-    other = Asked(leaves)
-    make_plan(options(), target(other, Kernels(experts=False)), MODULES, has_experts=True)
-    make_plan(options(), target(other), MODULES)
-    assert not any(node.op_type == "QMoE" for model in other.models for node in model.graph.node)
 
 
 @pytest.mark.parametrize(

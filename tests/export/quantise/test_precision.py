@@ -199,24 +199,23 @@ REFUSED: list[tuple[dict[str, object], str]] = [
         r"`keep=lm_head=int4`: .* only int8 weights",
     ),
     ({"keep": {"lm_head": "int8"}}, r"`keep` applies only to quantised weights; add `precision=int4`"),
-    ({"block_size": 32}, r"`block_size=32` applies to quantised weights"),
     ({**INT4, "block_size": 48}, r"`block_size=48`: choose one of 32, 64, 128"),
     ({**INT4, "verify": False}, r"omit `verify=False`"),
     ({**INT4, "quantiser": "gptq"}, r"`quantiser=gptq` needs a calibration text; add `calibrate`"),
     ({**INT4, "activations": "int8"}, r"`activations=int8`: .* add `precision=int8`"),
-    (
-        {"precision": "int8", "activations": "int8", "block_size": 32},
-        r"`activations=int8` does not support `block_size=32`",
-    ),
     ({"precision": "fp16", "activations": "bf16"}, r"`activations=bf16`: with `precision=fp16` choose fp32 or fp16"),
     ({"max_perplexity_ratio": 1.01}, r"`max_perplexity_ratio=1\.01` applies to quantised weights"),
     ({**INT4, "max_perplexity_ratio": 1.0}, r"must be above 1"),
+    (
+        {"precision": "fp32", "quality_tokens": 100},
+        r"measures the loss of quantisation, but `precision=fp32` quantises",
+    ),
+    ({"precision": "bf16", "verify": False, "quality_tokens": 100}, r"omit one of them"),
     (
         {"precision": "int8", "prefill_precision": "int8", "activations": "int8"},
         r"does not support `activations=int8`; omit one of them",
     ),
     ({**INT4, "prefill_precision": "int8", "activations": "fp16"}, r"does not support `activations=fp16`"),
-    ({**INT4, "prefill_precision": "int8", "static_shapes": True}, r"does not support `static_shapes=True`"),
 ]
 
 

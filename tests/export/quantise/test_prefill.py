@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from partita.errors import ProviderError, UnsupportedModelError, UsageError
+from partita.errors import UnsupportedModelError
 from partita.export.quantise.plan import make_plan, prefill_plan
-from partita.export.target import Kernels
 from partita.package.folder import check_files, read_manifest
 from partita.providers.resolve import parse_chain
 from partita.runtime.generate.bound_graph import BoundGraph
@@ -19,8 +18,8 @@ from partita.runtime.generate.request import Request
 from partita.runtime.generate.runner import load_runner
 from partita.runtime.verify.quality import open_scorer
 from tests.conftest import Exported, TinyCheckpoint
-from tests.export.integers import wide_integers
-from tests.export.quantise.test_plan import MODULES, Asked, options, target
+from tests.export.quantise.test_forms import wide_integers
+from tests.export.quantise.test_plan import MODULES, options
 from tests.export.quantise.test_precision import operators, places
 
 
@@ -97,14 +96,6 @@ def test_prompts_run_the_prefill_graph_and_later_steps_the_decode_graph(
         assert turn is not None and (turn.file, turn.phase) == ("prefill.onnx", "prefill")
 
 
-def test_target_without_integer_matmul_kernel_is_rejected() -> None:
-    lacks = target(Asked(frozenset({"MatMulIntegerToFloat", "MatMulInteger"})))
-    wanted = replace(options(), prefill_precision="int8")
-    said = r"^`prefill_precision=int8`: npu has no kernel .* MatMulIntegerToFloat.* or omit `prefill_precision=int8`"
-    with pytest.raises(ProviderError, match=said):
-        prefill_plan(wanted, lacks, make_plan(wanted, lacks, MODULES))
-
-
 def test_keep_applies_to_both_graphs_and_calibration_to_decode(tmp_path: Path) -> None:
     wanted = options(keep={"layers.1": "fp32", "lm_head": "int8"})
     wanted = replace(wanted, prefill_precision="int8", calibrate=tmp_path / "text")
@@ -114,13 +105,6 @@ def test_keep_applies_to_both_graphs_and_calibration_to_decode(tmp_path: Path) -
     assert prefill is not None and prefill.quantiser == "refit" and prefill.packing(["model.layers.1"], 256) is None
     found = prefill.packing(["model.layers.10"], 256)
     assert found is not None and (found.grid.bits, found.block_size) == (8, 256)
-
-
-def test_float16_target_rejects_prefill_precision() -> None:
-    wanted = replace(options(), prefill_precision="int8", activations="fp16")
-    plan = make_plan(wanted, None, MODULES)
-    with pytest.raises(UsageError, match=r"`prefill_precision=int8`: .* float16 .* add `activations=fp32`"):
-        prefill_plan(wanted, target(None, Kernels(activations="fp16")), plan)
 
 
 @pytest.mark.heavy

@@ -87,7 +87,6 @@ def test_reference_prompt_crosses_windows_chunks_and_contexts(
     [
         ("mistral", {"sliding_window": 40}, {"cache": "window", "batch_size": 3}),
         pytest.param("phi3", LONGROPE, {"static_shapes": True}, marks=pytest.mark.heavy),
-        pytest.param("mistral", {"sliding_window": 40}, {"static_shapes": True}, marks=pytest.mark.heavy),
         pytest.param("mistral", {"sliding_window": 40}, {"cache": "growing"}, marks=pytest.mark.heavy),
         pytest.param("mistral", {"sliding_window": 40}, {"attention": "onnx24"}, marks=pytest.mark.heavy),
         pytest.param("llama4_text", {"attention_chunk_size": 40}, {"batch_size": 3}, marks=pytest.mark.heavy),

@@ -7,8 +7,6 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,12 +16,10 @@ import partita
 from partita import cli
 from partita.commands.export import quality_texts
 from partita.demo import heldout_path
-from partita.errors import GenerationError, PackageError, ResourceError, UnsupportedModelError, UsageError
-from partita.export.options import ExportOptions, check_options
+from partita.errors import GenerationError, PackageError, ResourceError, UnsupportedModelError
+from partita.export.options import ExportOptions
 from partita.export.pipeline import export
 from partita.export.verify import quality
-from partita.export.verify.quality import measured_tokens
-from partita.export.work import resolve
 from partita.library.exporting import replay, scorer
 from partita.package.folder import QUALITY, check_files, read_manifest
 from partita.package.records import Verification
@@ -159,29 +155,6 @@ def test_divergence_below_float32_error_is_accurate() -> None:
     np.testing.assert_allclose(found.divergence, exact, rtol=1e-3)
 
 
-def test_measured_token_count_depends_on_options_and_model_size() -> None:
-    options = ExportOptions("a", Path("b"), precision="int4")
-    judged = replace(options, max_perplexity_ratio=1.01)
-    assert measured_tokens(options, 10**6) == measured_tokens(options, 10**10) == 512
-    assert measured_tokens(judged, 10**6) == 8192 and measured_tokens(judged, 10**10) == 1024
-    assert measured_tokens(replace(judged, quality_tokens=40), 10**6) == 40
-
-
-@pytest.mark.parametrize("given", [{"quality_text": Path("text")}, {"quality_tokens": 100}])
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"precision": "fp32"}, "measures the loss of quantisation, but `precision=fp32` quantises nothing"),
-        ({"precision": "bf16", "verify": False}, "omit one of them"),
-    ],
-)
-def test_quality_options_without_measurement_are_rejected(
-    given: dict[str, Any], options: dict[str, Any], said: str
-) -> None:
-    with pytest.raises(UsageError, match=said):
-        check_options(ExportOptions("a", Path("b"), **given, **options))
-
-
 def test_non_finite_logits_during_scoring_reject_package(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,11 +179,3 @@ def test_disk_too_small_for_logits_of_source_model_raises_resource_error(
     monkeypatch.setattr(quality.SourceLogits, "size_bytes", 1 << 60)
     with pytest.raises(ResourceError, match="no space left: the package needs 1,048,576 TiB"):
         exported(tiny_checkpoint("llama", num_hidden_layers=1), precision="fp16", opset=22)
-
-
-def test_default_text_is_used_only_with_verification_and_rounding() -> None:
-    floats: Any = SimpleNamespace(quantised=None)
-    options = ExportOptions("a", Path("b"), precision="fp16")
-    assert resolve(options, floats, None, heldout_path()).quality_text == heldout_path()
-    assert resolve(replace(options, verify=False), floats, None, heldout_path()).quality_text is None
-    assert resolve(replace(options, precision="fp32"), floats, None, heldout_path()).quality_text is None

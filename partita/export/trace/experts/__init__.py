@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from partita.export.trace import Form
 
-__all__ = ["IMPLEMENTATION", "Forms", "experts_form", "has_stacked", "refuse_loops", "register"]
+__all__ = ["IMPLEMENTATION", "Forms", "experts_form", "refuse_loops", "register"]
 
 IMPLEMENTATION = "partita"
 """The name of the function registered with transformers."""
@@ -64,11 +64,6 @@ def register() -> None:
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
     ALL_EXPERTS_FUNCTIONS.register(IMPLEMENTATION, _forward)
-
-
-def has_stacked(model: torch.nn.Module) -> bool:
-    """Whether the model has experts that transformers passes to a function of its interface."""
-    return any(hasattr(module, STACKED) for module in model.modules())
 
 
 STACKED = "is_concatenated"
