@@ -125,8 +125,13 @@ class Measured:
 
 def kept_tokens(positions: int, vocab_size: int) -> int:
     """The number of likeliest tokens stored per position."""
-    size = np.dtype(np.int32).itemsize + np.dtype(np.float32).itemsize
+    size = np.dtype(id_type(vocab_size)).itemsize + np.dtype(np.float32).itemsize
     return max(1, min(MOST_LIKELY, vocab_size, LIKELY_BYTES // (max(1, positions) * size)))
+
+
+def id_type(vocab_size: int) -> type[np.uint16] | type[np.int32]:
+    """The smallest integer type for token ids."""
+    return np.uint16 if vocab_size <= 1 << 16 else np.int32
 
 
 def perplexity(loss: float) -> float:
@@ -250,7 +255,7 @@ def measure(
     with open_scorer(folder, manifest) as scorer:
         _compare(scorer, source, found, stage)
         provider, goes_on = scorer.provider, scorer.continues_at(text.windows.shape[1] - 1)
-    _save(text, found, folder)
+    _save(text, found, folder, vocab_size)
     return quality_of(text, found, provider).model_copy(
         update={"phases": phases_of(found, goes_on), "converted_copy": variant}
     )
@@ -315,13 +320,13 @@ class SourceLogits:
         self._file.close()
 
 
-def _save(text: Text, found: Measured, folder: Path) -> None:
+def _save(text: Text, found: Measured, folder: Path, vocab_size: int) -> None:
     """Write quality.safetensors: the text and the source model's data, for evaluations on other providers."""
     tensors = {
         "windows": text.windows.astype(np.int32),
         "losses": found.original.astype(np.float32),
         "best": found.best.astype(np.int32),
-        "likely": found.likely,
+        "likely": found.likely.astype(id_type(vocab_size)),
         "likely_logprobs": found.likely_logprobs,
         "rest_logprobs": found.rest_logprobs,
     }
