@@ -16,14 +16,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 import transformers
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.configuration_utils import ALLOWED_LAYER_TYPES
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS, RopeParameters
 
 from partita.errors import CheckpointError, UnsupportedModelError
-from partita.export.checkpoint.weight_files import read_json
 from partita.export.trace.fake_model import quiet
 from partita.untrusted_files import is_number
 
@@ -38,10 +36,10 @@ RUN_SETTINGS = frozenset(
         *("quantization_config", "compression_config", "quantization"),
     )
 )
-DTYPES = ("dtype", "torch_dtype")
-"""The dtype of the weights; removed where torch has no dtype of this name."""
-POSITIVE = re.compile(r"norm\w*_eps(ilon)?$|^(rope_theta|rotary_emb_base|rope_local_base_freq|global_rope_theta)$")
-"""Settings that must be above 0: roots and powers are taken of them."""
+POSITIVE = re.compile(
+    r"norm\w*_eps(ilon)?$|^(rope_theta|rotary_emb_base|rope_local_base_freq|global_rope_theta|factor)$"
+)
+"""Settings that must be above 0: roots and powers are taken of them, or they are divisors."""
 SIZES = re.compile(
     r"^(vocab_size|intermediate_size|ffn_dim|n_layer|n_head|n_embd|d_model)$"
     r"|(^|_)(hidden_size|num_attention_heads|num_key_value_heads|head_dim)$"
@@ -55,31 +53,10 @@ ROPE = ("rope_parameters", "rope_scaling")
 
 def read_config(folder: Path, raw: Mapping[str, Any]) -> PreTrainedConfig:
     """The config in `folder`, whose JSON is `raw`, without overridden settings. Raises as transformers does."""
-    with tempfile.TemporaryDirectory(prefix="partita-config-") as name:
+    with tempfile.TemporaryDirectory(prefix="partita-config-") as name, quiet():
         (Path(name) / "config.json").write_text(json.dumps(_without_run_settings(raw)), encoding="utf-8")
-        config = _loaded(Path(name))
+        config: PreTrainedConfig = AutoConfig.from_pretrained(name, local_files_only=True, trust_remote_code=False)
     config.name_or_path = str(folder)
-    return config
-
-
-def without_overridden_settings(folder: Path) -> str | None:
-    """The text of config.json without overridden settings; None where transformers can read the file as it is."""
-    settings = _without_run_settings(raw := read_json(folder / "config.json"))
-    if settings == raw:
-        return None
-    try:
-        _loaded(folder)
-    except Exception:  # noqa: BLE001 - validation errors of configs share no base class
-        return json.dumps(settings, indent=2)
-    return None
-
-
-def _loaded(folder: Path) -> PreTrainedConfig:
-    """config.json in `folder`, read by transformers."""
-    with quiet():
-        config: PreTrainedConfig = AutoConfig.from_pretrained(
-            str(folder), local_files_only=True, trust_remote_code=False
-        )
     return config
 
 
@@ -89,7 +66,6 @@ def _without_run_settings(raw: Mapping[str, Any]) -> dict[str, Any]:
         key: _without_run_settings(value) if isinstance(value, dict) and key.endswith("_config") else value
         for key, value in raw.items()
         if key not in RUN_SETTINGS
-        and (key not in DTYPES or value is None or isinstance(getattr(torch, str(value), None), torch.dtype))
     }
 
 
@@ -115,11 +91,11 @@ def _bad(folder: Path, name: str, value: Any, expected: str) -> CheckpointError:
 
 
 def _entries(raw: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str, Any]]:
-    """Path, key and value of every setting that is not an object, in the text config too."""
+    """Path, key and value of every setting that is not an object, in the text config and rope settings too."""
     for key, value in raw.items():
         if not isinstance(value, Mapping):
             yield f"{path}{key}", key, value
-        elif key == "text_config":  # check_known checks the settings of rotary embeddings
+        elif key in ("text_config", *ROPE) or "rope" in path:
             yield from _entries(value, f"{path}{key}.")
 
 
@@ -128,7 +104,7 @@ NOT_SETTINGS = frozenset({"type", "finetuned"})
 
 
 def check_known(folder: Path, config: PreTrainedConfig) -> None:
-    """Raise UnsupportedModelError for an unknown rope type or key, CheckpointError for an invalid value."""
+    """Raise UnsupportedModelError for an unknown rope type or key."""
     text: Any = config.get_text_config(decoder=True)
     settings = getattr(text, "rope_parameters", None)
     if not isinstance(settings, Mapping):
@@ -137,10 +113,6 @@ def check_known(folder: Path, config: PreTrainedConfig) -> None:
     types = sorted({"default", default, *ROPE_INIT_FUNCTIONS})
     known = set(RopeParameters.__annotations__) | NOT_SETTINGS | set(text.ignore_keys_at_rope_validation or ())
     for where, entry in _rope_entries(text, settings):
-        for key in ("rope_theta", "factor"):  # divisors, or bases of a power
-            value = entry.get(key)
-            if value is not None and not (is_number(value) and value > 0):
-                raise CheckpointError(f"{folder}: rope setting {key}{where} is {value!r:.40}, not a number above 0")
         kind = entry.get("rope_type", entry.get("type", default))
         if kind not in types:
             raise UnsupportedModelError(
@@ -152,9 +124,8 @@ def check_known(folder: Path, config: PreTrainedConfig) -> None:
         strange = sorted(key[:40] for key in unknown if not any(f'"{key}"' in source for source in code))
         if strange:
             raise UnsupportedModelError(
-                f"{folder}: rope settings {', '.join(map(repr, strange[:5]))}{where} are unknown to "
-                f"transformers {transformers.__version__}, which would ignore them; try a newer "
-                "transformers"
+                f"{folder}: rope settings {', '.join(map(repr, strange[:5]))}{where} are unknown to transformers "
+                f"{transformers.__version__}, which would ignore them; try a newer transformers"
             )
 
 

@@ -21,15 +21,13 @@ from partita import dtypes
 from partita.errors import CheckpointError
 from partita.export.weights import CHECKPOINT, of_torch
 from partita.export.weights.origins import Reader, Region, TensorInfo
-from partita.remedies import permission
+from partita.remedies import is_lfs_pointer, lfs_pull, permission
 from partita.untrusted_files import check_size, irregular
 
 FLOATS = {dtypes.dtype_named(name).safetensors: name for name in CHECKPOINT}
 """safetensors name -> ONNX name of float dtypes."""
 LAYOUTS = (("model.safetensors", "model.safetensors.index.json"), ("pytorch_model.bin", "pytorch_model.bin.index.json"))
 """A single file, and the index of a sharded one, in order of preference."""
-LFS_POINTER = b"version https://git-lfs.github.com/spec/"
-"""The first bytes of a Git LFS pointer file."""
 ZIP = b"PK\x03\x04"
 """The first bytes of files that torch writes since 1.6."""
 SHOWN_CHARACTERS = 120
@@ -50,7 +48,7 @@ def few(items: Sequence[str], separator: str = ", ") -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file. Raises CheckpointError when the file is unreadable or not a JSON object."""
+    """The object in a JSON file. Raises CheckpointError when the file is not a JSON object, OSError."""
     check_text_file(path)
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
@@ -62,7 +60,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def check_text_file(path: Path) -> None:
-    """Raise CheckpointError for an unreadable or too large file, and for a Git LFS pointer."""
+    """Raise CheckpointError for a too large file, and for a Git LFS pointer. Raises OSError."""
     refuse_pointer(path)
     try:
         check_size(path)
@@ -71,16 +69,9 @@ def check_text_file(path: Path) -> None:
 
 
 def refuse_pointer(path: Path) -> None:
-    """Raise CheckpointError for an unreadable file, and for a Git LFS pointer."""
-    try:
-        with path.open("rb") as stream:
-            head = stream.read(len(LFS_POINTER))
-    except OSError as error:
-        raise unreadable(error, path) from error
-    if head == LFS_POINTER:
-        raise CheckpointError(
-            f"{path}: a Git LFS pointer, and the file was not downloaded; run git lfs pull in {path.parent}"
-        )
+    """Raise CheckpointError for a Git LFS pointer."""
+    if is_lfs_pointer(path):
+        raise CheckpointError("a Git LFS pointer, and the file was not downloaded", path=path, remedy=lfs_pull(path))
 
 
 def unreadable(error: OSError, path: Path) -> CheckpointError:

@@ -18,9 +18,9 @@ import torch
 from partita.errors import CheckpointError, PartitaError, ResourceError
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.naming import Sources
-from partita.export.checkpoint.weight_files import SHOWN_CHARACTERS, OpenFiles, few, unreadable
+from partita.export.checkpoint.weight_files import SHOWN_CHARACTERS, OpenFiles, few
 from partita.export.progress import Stage
-from partita.export.publish import is_written, scratch_in
+from partita.export.publish import scratch_in
 from partita.export.weights import CHECKPOINT, COMPUTING, to_ir
 from partita.export.weights.origins import Origin, TensorInfo
 from partita.export.weights.sources import StoredPart, WeightSource, checkpoint_weight, weight_part
@@ -225,6 +225,5 @@ def translate_space(error: OSError, folder: Path) -> PartitaError:
         return ResourceError(f"{where}: cannot write a temporary file ({error.strerror or error}); {remedy}")
     if error.errno in SPACE_ERRORS:
         return ResourceError(f"{folder.parent}: no space left while writing the package; free some and export again")
-    if isinstance(error.filename, str) and not is_written(Path(error.filename), folder):
-        return unreadable(error, Path(error.filename))
-    return ResourceError(f"{folder.parent}: cannot write the package ({error.strerror or error})")
+    where = error.filename if isinstance(error.filename, str) else folder.parent
+    return ResourceError(f"{where}: {error.strerror or error}; the package was not written")

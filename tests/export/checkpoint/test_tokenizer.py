@@ -9,6 +9,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+from partita.cli import run
 from partita.export.checkpoint.companions import TEXTS, probe_tokenizer
 from partita.package.folder import COMPANIONS, read_manifest
 from partita.runtime.generate.text.tokens import load_text
@@ -61,6 +64,28 @@ def test_tokenizers_and_transformers_give_equal_ids() -> None:
         assert plain.encode(text) == ids
         assert plain.decode(ids) == full.decode(ids)
     assert plain.encode_chat("Hello", "Be brief") == full.encode_chat("Hello", "Be brief")
+
+
+def test_export_without_usable_tokenizer_requires_token_ids_in_generate(
+    tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damaged = own_copy(tiny_checkpoint("llama"))
+    (damaged / "tokenizer.json").write_text("{")
+    code = own_copy(tiny_checkpoint("llama", tokenizer=False))
+    own = {"tokenizer_class": "EvilTokenizer", "auto_map": {"AutoTokenizer": ["tokenization_evil.Evil", None]}}
+    (code / "tokenizer_config.json").write_text(json.dumps(own))
+    unloadable = "note: the checkpoint's tokenizer cannot be loaded ("
+    folders = {damaged: unloadable, code: unloadable, tiny_checkpoint("llama", tokenizer=False): "has no tokenizer"}
+    for number, (folder, told) in enumerate(folders.items()):
+        out = tmp_path / f"out{number}"
+        assert run(["export", str(folder), str(out), "--max-length", "64", "--no-verify"]) == 0
+        assert told in capsys.readouterr().err
+        generate = ["generate", str(out), "--provider", "cpu", "--max-new-tokens", "2"]
+        assert run([*generate, "some text"]) != 0
+        err = capsys.readouterr().err
+        assert err.count("\n") == 1 and "token" in err
+        assert run([*generate, "1,5,9", "--token-ids"]) == 0
+        assert capsys.readouterr().out.strip()
 
 
 def test_generate_loads_neither_torch_nor_transformers(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
