@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from partita.dtypes import ACTIVATIONS, EXACT, PRECISIONS, Precision, multiplied_with
 from partita.errors import CheckpointError, UsageError
@@ -102,17 +102,17 @@ class ExportOptions(Options):
         return self.quantiser or (quantisers.DEFAULT if self.calibrate is None else quantisers.CALIBRATED)
 
 
+def _required_lowering(options: ExportOptions) -> Literal["gqa", "growing"] | None:
+    """The lowering that the layout of the cache requires; None for any."""
+    if options.cache == GROWING:
+        return GROWING
+    return CACHE_LOWERING if options.cache == WINDOW else None
+
+
 def with_layout(options: ExportOptions) -> ExportOptions:
     """The options with the lowering that the cache requires."""
-    lowerings = {FIXED: options.attention, WINDOW: CACHE_LOWERING, GROWING: GROWING}
-    only = lowerings[options.cache] if options.cache_precision is None else CACHE_LOWERING
-    return replace(options, attention=only)
-
-
-def _is_other(options: ExportOptions) -> bool:
-    """Whether the lowering is set to one that the cache layout excludes."""
-    only = {WINDOW: CACHE_LOWERING, GROWING: GROWING}.get(options.cache, options.attention)
-    return options.attention not in (AUTO, only)
+    only = _required_lowering(options) if options.cache_precision is None else CACHE_LOWERING
+    return replace(options, attention=only or options.attention)
 
 
 def _quantises(options: ExportOptions) -> bool:
@@ -148,7 +148,10 @@ RULES: tuple[Rule, ...] = (
         "`prefill_chunk` fixes the shape of prefill.onnx, so it needs `static_shapes=True`",
     ),
     (lambda o: o.cache == FIXED and o.attention == GROWING, f"`attention={GROWING}`: use `cache={GROWING}`"),
-    (_is_other, "`cache={o.cache}` does not support `attention={o.attention}`; omit one of them"),
+    (
+        lambda o: o.attention not in (AUTO, _required_lowering(o) or o.attention),
+        "`cache={o.cache}` does not support `attention={o.attention}`; omit one of them",
+    ),
     (
         lambda o: o.cache_precision is not None and o.attention not in (AUTO, CACHE_LOWERING),
         f"{_CACHE}: `attention={{o.attention}}` keeps its cache in floats; use `attention={CACHE_LOWERING}`",

@@ -6,7 +6,6 @@ killed exports.
 
 from __future__ import annotations
 
-import errno
 import itertools
 import os
 import re
@@ -110,7 +109,7 @@ def reserve(out: Path, read: Sequence[str], *, force: bool) -> Iterator[Reservat
         out = Path(os.path.abspath(out))  # noqa: PTH100 - a link keeps its name
     check_target(read, out, force=force)
     with ExitStack() as cleanup:
-        _make_parents(out.parent, cleanup)
+        out.parent.mkdir(parents=True, exist_ok=True)
         _hold(out, cleanup)
         notes = _clean_up(out)
         check_target(read, out, force=force)
@@ -159,22 +158,6 @@ def _not_a_package(folder: Path) -> str | None:
         return f"has a {MANIFEST} that is not a package manifest"
     extra = sorted(names - known)
     return f"contains files that do not belong to the package ({', '.join(extra[:3])})" if extra else None
-
-
-def _make_parents(parent: Path, cleanup: ExitStack) -> None:
-    """Create the parent folders of OUT; `cleanup` removes the empty ones at the end."""
-    missing = [p for p in (parent, *parent.parents) if not p.exists()]
-    for path in reversed(missing):
-        with hold_signals():
-            path.mkdir(exist_ok=True)
-            cleanup.callback(_remove_if_empty, path)
-    if not parent.is_dir():
-        raise NotADirectoryError(errno.ENOTDIR, "not a folder", str(parent))
-
-
-def _remove_if_empty(path: Path) -> None:
-    with suppress(OSError):
-        path.rmdir()
 
 
 def _hold(out: Path, cleanup: ExitStack) -> None:

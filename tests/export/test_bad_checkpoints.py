@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from partita.cli import run
-from partita.errors import CheckpointError, PackageError, PartitaError, UnsupportedModelError, UsageError
-from partita.export.checkpoint.companions import stop_tokens
+from partita.errors import CheckpointError, PartitaError, UnsupportedModelError, UsageError
 from partita.export.checkpoint.description import open_checkpoint
 from partita.export.checkpoint.weight_files import find_tensors
 from partita.export.pipeline import ExportOptions, export
@@ -66,7 +65,7 @@ def test_command_line_prints_one_line_and_exits_1(
     printed, err = capsys.readouterr()
     assert printed == "" and err.startswith(f"partita: {folder}") and err.count("\n") == 1
     assert "quantised: a b?" in err
-    assert not out.parent.exists()
+    assert not list(out.parent.iterdir())
 
 
 Damage = Callable[[Path], object]
@@ -78,13 +77,13 @@ def set_config(**changes: object) -> Damage:
     return lambda folder: edit_config(folder, **changes)
 
 
-def link(name: str, target: str = "gone") -> Damage:
-    """A symbolic link in place of a file."""
+def link(name: str) -> Damage:
+    """A broken link in place of a file."""
 
     def damage(folder: Path) -> None:
         for gone in {name, "model.safetensors"} if "index" in name else {name}:
             (folder / gone).unlink(missing_ok=True)
-        (folder / name).symlink_to(target)
+        (folder / name).symlink_to("gone")
 
     return damage
 
@@ -106,8 +105,6 @@ def shard_named(name: str) -> Damage:
 
 
 DAMAGES: dict[str, tuple[Damage, type[PartitaError], tuple[str, ...]]] = {
-    "config": (lambda folder: (folder / "config.json").write_text("{"), CheckpointError, ("config.json: damaged",)),
-    "config that cannot be read": (link("config.json", "/proc/self/mem"), CheckpointError, ("config.json",)),
     "model type": (set_config(model_type="llama99"), UnsupportedModelError, ("'llama99'",)),
     "no layers": (set_config(num_hidden_layers=0, layer_types=[]), CheckpointError, ("num_hidden_layers is 0",)),
     **{
@@ -123,7 +120,7 @@ DAMAGES: dict[str, tuple[Damage, type[PartitaError], tuple[str, ...]]] = {
     ),
     **{
         f"{name} that is a broken link": (link(name), CheckpointError, (f"{name}: a broken symbolic link to gone;",))
-        for name in ("config.json", "tokenizer.json", "model.safetensors", INDEX)
+        for name in ("tokenizer.json", INDEX)
     },
 }
 SHARDS: dict[str, tuple[Damage, tuple[str, ...]]] = {
@@ -236,12 +233,9 @@ def test_non_decoder_model_is_rejected(tmp_path: Path, model_type: str, words: s
     [
         ({"precision": "fp8"}, "`precision=fp8`"),
         ({"max_length": 1}, "must be between 2 and"),
-        ({"max_length": 64.0}, "must be an integer"),
         ({"max_length": 257}, "the model supports at most 256 positions"),
         ({"batch_size": 0}, "`batch_size` is 0"),
-        ({"batch_size": 1 << 30}, "`batch_size`"),
         ({"prefill_chunk": 8}, "needs `static_shapes=True`"),
-        ({"prefill_chunk": 0, "static_shapes": True}, "`prefill_chunk` is 0"),
         ({"attention": "flash"}, "choose one of auto, gqa, onnx24"),
         ({"attention": "onnx24", "opset": 21}, "needs opset 24"),
         ({"opset": 99}, "`opset=99`"),
@@ -254,40 +248,25 @@ def test_invalid_options_are_usage_errors(
     assert isinstance(error, UsageError) and words in str(error)
 
 
-def test_existing_folder_is_not_overwritten(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    out.mkdir()
-    (out / "precious.txt").write_text("mine")
-    error = refuse(tiny_checkpoint("llama"), out)
-    assert isinstance(error, PackageError) and "exists already" in str(error)
-    error = refuse(tiny_checkpoint("llama"), out, force=True)
-    assert "`force=True` replaces only packages" in str(error)
-    assert (out / "precious.txt").read_text() == "mine"
+LAYER = "model.layers.0"
 
 
 @pytest.mark.parametrize(
-    ("model_type", "tensor", "value", "precision"),
+    ("tensor", "value", "precision"),
     [
-        ("llama", "model.layers.1.mlp.up_proj.weight", "nan", "fp32"),
-        ("llama", "model.layers.0.self_attn.k_proj.weight", "nan", "int4"),  # of a weight that is three tensors
-        ("llama", "model.layers.0.self_attn.v_proj.weight", "-inf", "fp16"),
-        ("llama", "model.layers.1.input_layernorm.weight", "inf", "int8"),
-        ("llama", "model.embed_tokens.weight", "inf", "int4"),  # tied
-        pytest.param(  # of a stack
-            "qwen3_moe", "model.layers.0.mlp.experts.1.down_proj.weight", "nan", "int4", marks=pytest.mark.heavy
-        ),
-        pytest.param("qwen3_moe", "model.layers.0.mlp.gate.weight", "inf", "int4", marks=pytest.mark.heavy),
+        ("model.layers.1.mlp.up_proj.weight", "nan", "fp32"),
+        (f"{LAYER}.self_attn.k_proj.weight", "nan", "int4"),  # of a weight that is three tensors
+        (f"{LAYER}.self_attn.v_proj.weight", "-inf", "fp16"),
+        ("model.layers.1.input_layernorm.weight", "inf", "int8"),
+        ("model.embed_tokens.weight", "inf", "int4"),  # tied
+        pytest.param(f"{LAYER}.mlp.experts.1.down_proj.weight", "nan", "int4", marks=pytest.mark.heavy),  # of a stack
+        pytest.param(f"{LAYER}.mlp.gate.weight", "inf", "int4", marks=pytest.mark.heavy),
     ],
 )
 def test_non_finite_weight_is_rejected_by_tensor_name(
-    tiny_checkpoint: TinyCheckpoint,
-    own_copy: Copy,
-    tmp_path: Path,
-    model_type: str,
-    tensor: str,
-    value: str,
-    precision: str,
+    tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, tensor: str, value: str, precision: str
 ) -> None:
+    model_type = "qwen3_moe" if "experts" in tensor or "gate" in tensor else "llama"
     folder = own_copy(tiny_checkpoint(model_type, tied=True))
     edit_tensors(folder, lambda held: held[tensor].view(-1)[3].fill_(float(value)))
     said = str(refuse(folder, tmp_path / "o" / "out", precision=precision))
@@ -309,14 +288,6 @@ def test_unreadable_checkpoint_folder_is_a_read_error(
     monkeypatch.setattr(Path, "stat", stat)
     error = refuse(folder, tmp_path / "o" / "out")
     assert isinstance(error, CheckpointError) and str(error).startswith(f"{folder}: cannot be read (Permission denied)")
-
-
-def test_unreadable_stop_token_file_raises_checkpoint_error() -> None:
-    def denied(folder: Path) -> frozenset[int]:
-        raise PermissionError(13, "Permission denied", str(folder / "genai_config.json"))
-
-    with pytest.raises(CheckpointError, match=r"c/genai_config.json: cannot be read \(Permission denied\)"):
-        stop_tokens(denied, Path("c"))
 
 
 def test_errors_of_disks_name_the_file_or_the_full_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

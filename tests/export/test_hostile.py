@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from partita import untrusted_files
 from partita.errors import CheckpointError, PackageError
@@ -74,29 +74,10 @@ def test_malformed_safetensors_headers_are_rejected(folder: Path, said: Said, ki
     assert words in said()
 
 
-@pytest.mark.parametrize("name", ["evil\n\x1b[31mred", "", "..", "x" * 100_000, "model.layers.²"], ids=lambda n: n[:9])
+@pytest.mark.parametrize("name", ["evil\n\x1b[31mred", "..", "x" * 100_000, "model.layers.²"], ids=lambda n: n[:9])
 def test_invalid_tensor_names_are_rejected(folder: Path, said: Said, name: str) -> None:
     edit_tensors(folder, lambda tensors: tensors.update({name: torch.ones(1)}))
     assert f"contains a tensor with the invalid name {name[:120]!r}" in said()
-
-
-@pytest.mark.parametrize("shape", [(0,), (), (64, 1)])
-def test_wrong_tensor_shapes_are_rejected(folder: Path, said: Said, shape: tuple[int, ...]) -> None:
-    edit_tensors(folder, lambda tensors: tensors.update({NORM: torch.ones(shape)}))
-    assert f"{NORM} is {list(shape)}, but config.json requires [64]" in said()
-
-
-def test_duplicate_tensor_in_two_shards_is_rejected(
-    tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path
-) -> None:
-    """transformers would use the shard it reads last, regardless of the index."""
-    folder = own_copy(tiny_checkpoint("llama", shards=2))
-    shards = sorted(folder.glob("*.safetensors"))
-    first, second = (load_file(path) for path in shards)
-    name = next(iter(first))
-    save_file({**second, name: first[name] + 1}, shards[1], metadata={"format": "pt"})
-    error = str(refuse(folder, tmp_path / "made" / "out"))
-    assert f"tensor {name} is in both {shards[0].name} and {shards[1].name}" in error
 
 
 @pytest.mark.parametrize(
@@ -145,19 +126,14 @@ def test_expert_count_beyond_stored_weights_is_rejected(
 
 
 MADE: dict[str, tuple[Callable[[], torch.Tensor], str]] = {
-    "sparse": (lambda: torch.eye(8).to_sparse(), "contains something other than named tensors"),
-    "meta": (lambda: torch.ones(64, device="meta"), "contains something other than named tensors"),
-    "quantised": (
-        lambda: torch.quantize_per_tensor(torch.ones(64), 0.1, 0, torch.quint8),
-        "contains something other than named tensors",
-    ),
+    "sparse": (lambda: torch.eye(8).to_sparse(), "something other than named tensors"),
+    "meta": (lambda: torch.ones(64, device="meta"), "something other than named tensors"),
     # four bytes in the file for a tensor of 128 TiB
     "expanded": (lambda: torch.ones(1).expand(2**45), f"{NORM} is [35184372088832], but config.json requires [64]"),
 }
 
 
 @pytest.mark.parametrize("kind", sorted(MADE))
-@pytest.mark.filterwarnings("ignore")
 def test_non_plain_tensors_in_bin_files_are_rejected(folder: Path, said: Said, kind: str) -> None:
     make, words = MADE[kind]
     torch.save({**load_file(folder / WEIGHTS), NORM: make()}, folder / BIN)
@@ -165,39 +141,25 @@ def test_non_plain_tensors_in_bin_files_are_rejected(folder: Path, said: Said, k
     assert words in said()
 
 
-def packed_again(source: Path, target: Path, how: Callable[[zipfile.ZipInfo], int]) -> Path:
-    """An archive of torch with its records compressed as `how` says."""
-    with zipfile.ZipFile(source) as read, zipfile.ZipFile(target, "w") as written:
-        for entry in read.infolist():
-            written.writestr(entry.filename, read.read(entry), how(entry), 1)
-    return target
-
-
-def test_compressed_records_in_bin_files_are_rejected(tmp_path: Path) -> None:
-    torch.save({"a": torch.arange(1 << 12, dtype=torch.float32), "b": torch.randn(1 << 14)}, tmp_path / "plain")
-    name = packed_again(tmp_path / "plain", tmp_path / "adapter_model.bin", lambda e: 8 * e.filename.endswith("data/0"))
-    with pytest.raises(CheckpointError, match=rf"{name}: its directory lists .*compressed.*data/0; save it again"):
-        list_tensors(tmp_path, name.name)
-    (info, _) = list_tensors(tmp_path, packed_again(tmp_path / "plain", tmp_path / "b.bin", lambda entry: 0).name)
-    with OpenFiles() as files:
-        assert files.read(info, ((5, 7),)).tolist() == [5.0, 6.0]
-
-
-def test_zip_bombs_are_rejected_before_torch_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.save({"a": torch.zeros(1 << 20)}, tmp_path / "plain")
-    monkeypatch.setattr(torch, "load", lambda *args, **more: pytest.fail("torch is given the file"))
-    # Records that say they are stored, and are longer than the file.
-    raw = bytearray((tmp_path / "plain").read_bytes())
-    at = raw.rindex(b"data/0") - raw[: raw.rindex(b"data/0")][::-1].index(b"KP"[::1]) - 2
-    size = (1 << 22).to_bytes(4, "little")
-    assert raw[at : at + 4] == b"PK\x01\x02" and raw[at + 20 : at + 28] == size * 2
-    raw[at + 20 : at + 28] = (1 << 31).to_bytes(4, "little") * 2
-    (tmp_path / "long.bin").write_bytes(raw)
-    with pytest.raises(CheckpointError, match=r"long\.bin: its directory lists 2,147,\d+,\d+ bytes of rec"):
-        list_tensors(tmp_path, "long.bin")
+def test_compressed_bin_files_are_read_and_damaged_ones_rejected(tmp_path: Path) -> None:
+    plain = tmp_path / "plain.bin"
+    torch.save({"a": torch.arange(1 << 12, dtype=torch.float32), "b": torch.zeros(1 << 20)}, plain)
+    with zipfile.ZipFile(plain) as read, zipfile.ZipFile(tmp_path / "packed.bin", "w", zipfile.ZIP_DEFLATED) as packed:
+        for name in read.namelist():
+            packed.writestr(name, read.read(name))
+    for name in ("plain.bin", "packed.bin"):
+        (info, _) = list_tensors(tmp_path, name)
+        with OpenFiles() as files:
+            assert files.read(info, ((5, 7),)).tolist() == [5.0, 6.0]
+    raw = bytearray(plain.read_bytes())
     (tmp_path / "cut.bin").write_bytes(raw[: len(raw) // 2])
-    with pytest.raises(CheckpointError, match=r"cut\.bin: damaged or truncated at"):
-        list_tensors(tmp_path, "cut.bin")
+    place, size = raw.rindex(b"PK\x01\x02", 0, raw.rindex(b"data/1")), (1 << 22).to_bytes(4, "little")
+    assert raw[place + 20 : place + 28] == size * 2
+    raw[place + 20 : place + 28] = (1 << 31).to_bytes(4, "little") * 2  # a record longer than the file
+    (tmp_path / "long.bin").write_bytes(raw)
+    for name in ("cut", "long"):
+        with pytest.raises(CheckpointError, match=rf"{name}\.bin: cannot be read as plain weights"):
+            list_tensors(tmp_path, f"{name}.bin")
 
 
 OTHERS: dict[str, Callable[[Path], object]] = {

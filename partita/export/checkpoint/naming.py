@@ -31,7 +31,6 @@ from partita.export.weights.origins import (
     ExpandedOrigin,
     JoinedOrigin,
     Origin,
-    PickedOrigin,
     SlicedOrigin,
     TensorInfo,
     blocks,
@@ -173,11 +172,6 @@ def _split(tensor: Pending, size: int, dim: int = 0) -> list[Origin]:
     return _split_sizes(tensor, [min(size, total - start) for start in range(0, total, max(1, size))], dim)
 
 
-def _select(tensor: Pending, dim: int, index: int) -> Origin:
-    axis = _axis(tensor, dim)
-    return PickedOrigin(tensor.origin, axis, index % tensor.shape[axis])
-
-
 def _transpose(tensor: Pending, dim0: int, dim1: int) -> Origin:
     order = list(range(tensor.ndim))
     order[dim0], order[dim1] = order[dim1], order[dim0]
@@ -189,11 +183,8 @@ RULES: dict[Any, Callable[..., Origin | list[Origin]]] = {
     aten.stack.default: _stack,
     aten.split.Tensor: _split,
     aten.split_with_sizes.default: _split_sizes,
-    aten.select.int: _select,
-    aten.unbind.int: lambda tensor, dim=0: [_select(tensor, dim, index) for index in range(tensor.shape[dim])],
     aten.unsqueeze.default: lambda tensor, dim: ExpandedOrigin(tensor.origin, _axis(tensor, dim, 1)),
     aten.transpose.int: _transpose,
-    aten.permute.default: lambda tensor, dims: tensor.origin.permuted(tuple(_axis(tensor, dim) for dim in dims)),
     **dict.fromkeys((aten.clone.default, aten.detach.default, aten.alias.default), lambda tensor, **_: tensor.origin),
 }
 """Operators whose results are regions of their inputs."""

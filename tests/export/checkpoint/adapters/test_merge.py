@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from partita.export.checkpoint import auto_class
 from partita.export.checkpoint.adapters import read_adapter
@@ -18,18 +19,13 @@ from partita.export.checkpoint.description import open_checkpoint
 from partita.export.verify.known_answer import load
 from partita.package.folder import KNOWN_ANSWER, read_manifest
 from tests.adapters import PREFIX, save_adapter
+from tests.checkpoints import edit_tensors
 from tests.conftest import Exported, TinyCheckpoint, require
 
 
 def changed(checkpoint: Path, folder: Path, change: Callable[[dict[str, Any]], None]) -> Path:
-    """A copy of a checkpoint with its weights changed, in float32."""
-    from safetensors.torch import load_file, save_file
-
-    shutil.copytree(checkpoint, folder)
-    tensors = {name: value.float() for name, value in load_file(folder / "model.safetensors").items()}
-    change(tensors)
-    save_file({name: value.contiguous() for name, value in tensors.items()}, folder / "model.safetensors")
-    return folder
+    """A copy of a checkpoint with its weights changed."""
+    return edit_tensors(Path(shutil.copytree(checkpoint, folder)), change)
 
 
 def by_hand(
@@ -119,8 +115,6 @@ def test_package_matches_the_merged_model(
     assert manifest.verification.status == "verified" and record.merged and record.name == "adapter"
     assert record.kind == "dora" and record.ranks == (4,) and record.modules == 8
     assert [file.name for file in record.source] == ["adapter_config.json", "adapter_model.safetensors"]
-    from safetensors.numpy import load_file
-
     answer = load_file(package / KNOWN_ANSWER)
     tolerance = 0.5 if options else 2e-4  # rounded weights in the one, none in the other
     wanted = logits(merged_model(checkpoint, adapter), answer["prompt"])
