@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -335,20 +336,15 @@ def asked_options(options: Options) -> dict[str, tuple[str, ...]]:
     return found
 
 
-def _values(value: Any) -> tuple[str, ...]:
+def _values(value: Any, prefix: str = "") -> tuple[str, ...]:
     """The words of an option on the command line: NAME=VALUE of a mapping, PROVIDER.NAME=VALUE of a nested one."""
     if isinstance(value, bool):
         return ()
-    if isinstance(value, Mapping):
-        pairs = [(name, entry) for name, entry in value.items() if not isinstance(entry, Mapping)]
-        pairs += [
-            (f"{name}.{option}", each)
-            for name, entry in value.items()
-            if isinstance(entry, Mapping)
-            for option, each in entry.items()
-        ]
-        return tuple(f"{name}={_value(entry)}" for name, entry in pairs)
-    return tuple(map(_value, value)) if isinstance(value, tuple) else (_value(value),)
+    if not isinstance(value, Mapping):
+        return tuple(map(_value, value)) if isinstance(value, tuple) else (_value(value),)
+    plain = (f"{prefix}{name}={_value(each)}" for name, each in value.items() if not isinstance(each, Mapping))
+    nested = (_values(each, f"{name}.") for name, each in value.items() if isinstance(each, Mapping))
+    return (*plain, *chain.from_iterable(nested))
 
 
 def _value(value: Any) -> str:

@@ -10,7 +10,6 @@ loading (`PreTrainedModel.tie_weights`); in float32, so that the precision of th
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
@@ -50,8 +49,6 @@ class Sources:
     """Name in the model -> every name of the same tensor."""
     unmatched_tensors: tuple[str, ...]
     """Tensors of the checkpoint without a name in the model, sorted."""
-    ignored_tensors: frozenset[str]
-    """Unmatched tensors that transformers ignores on purpose; not in `unmatched`."""
 
     def of(self, name: str) -> Origin | None:
         """The origin of `name`, under that or a tied name; None where there is none."""
@@ -75,15 +72,12 @@ def match_names(model: torch.nn.Module, stored: Mapping[str, TensorInfo]) -> Sou
     found: dict[str, Origin] = {}
     collected: dict[str, tuple[WeightConverter, list[tuple[str, TensorInfo]]]] = {}
     unmatched: list[str] = []
-    ignored: list[str] = []
-    own = sorted(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())
-    ignores = re.compile("|".join((r"rotary_emb\.inv_freq", r"(^|\.)position_ids$", *(f"({each})" for each in own))))
     for source in sorted(stored, key=dot_natural_key):  # transformers' order: expert 10 after expert 9
         name, pattern = rename_source_key(source, renamings, converters, model.base_model_prefix, state)
         if name not in state and source in state:
             name, pattern = rename_source_key(source, [], [], model.base_model_prefix, state)
         if name not in state:
-            (ignored if _is_buffer(stored[source]) and ignores.search(name) else unmatched).append(source)
+            unmatched.append(source)
         elif pattern is None:
             found.setdefault(name, stored[source])
         else:
@@ -94,12 +88,7 @@ def match_names(model: torch.nn.Module, stored: Mapping[str, TensorInfo]) -> Sou
             found |= convert(deepcopy(converter), name, tensors, model)
         except ValueError as error:
             failed[name] = str(error)
-    return Sources(found, failed, _tied(model), tuple(sorted(unmatched)), frozenset(ignored))
-
-
-def _is_buffer(info: TensorInfo) -> bool:
-    """Whether a tensor looks like a buffer of an older transformers (mask, table) and not like a weight."""
-    return len(info.shape) < 2 or info.dtype not in CHECKPOINT
+    return Sources(found, failed, _tied(model), tuple(sorted(unmatched)))
 
 
 def _tied(model: torch.nn.Module) -> dict[str, frozenset[str]]:

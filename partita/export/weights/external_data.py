@@ -33,7 +33,7 @@ INLINE_BYTES = 1024
 """Smaller constants stay inside the ONNX file."""
 ALIGNMENT = 4096
 """Offset alignment of large tensors for memory mapping by ONNX Runtime (ONNX external data specification)."""
-COMPUTED = ("inv_freq", ".masked_bias", ".attn.bias")
+COMPUTED = ("inv_freq", ".masked_bias", ".attn.bias", "position_ids")
 """Name suffixes of tensors that transformers computes, and that some checkpoints contain."""
 SPACE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -87,7 +87,6 @@ def _misfit(origin: Origin, shape: tuple[int, ...], dtype: ir.DataType) -> str |
 def unused_tensors(models: Iterable[ir.Model], checkpoint: Checkpoint, sources: Sources) -> list[str]:
     """Unused checkpoint tensors by outermost unused module: `vision_tower (312 tensors, 381 MiB)`."""
     used = {name for m in models for w in _weights(m) for name in w.source.tensors} | sources.second_names()
-    used |= sources.ignored_tensors
     left = [t for n, t in sorted(checkpoint.tensors.items()) if n not in used and not n.endswith(COMPUTED)]
     modules = {prefix for name in used for prefix in _modules(name)}
     groups: dict[str, list[TensorInfo]] = {}

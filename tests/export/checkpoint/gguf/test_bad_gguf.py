@@ -175,10 +175,3 @@ def test_folder_with_several_gguf_files_raises_error(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b"GGUF")
     with pytest.raises(UnsupportedModelError, match=r"2 GGUF files and no other weights: a\.gguf, b\.gguf; give one"):
         open_checkpoint(str(tmp_path))
-
-
-def test_requantising_precision_requires_requantise_option(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
-    require("gguf")
-    file = save_gguf(tmp_path / "model.gguf", tiny_checkpoint("llama"), "Q4_1")
-    error = refuse(file, tmp_path / "out", precision="int4")
-    assert "GGUF Q4_1" in str(error) and "`requantise=True`" in str(error)
