@@ -19,6 +19,7 @@ import partita
 from partita.errors import GenerationError, ParityError, PartitaError, ResourceError, UnsupportedModelError
 from partita.export.checkpoint.adapters.branches import parameters
 from partita.export.checkpoint.companions import GENERATION, probe_tokenizer, stop_notes, write_generation
+from partita.export.checkpoint.config_values import loadable_config
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.weight_files import refuse_pointer
 from partita.export.drafts import Exported
@@ -152,6 +153,8 @@ def _write_files(exported: Exported, text: Text | None) -> Manifest:
         for name in checkpoint.companions():
             refuse_pointer(checkpoint.folder / name)
             shutil.copyfile(checkpoint.folder / name, folder / name)
+        if (config := loadable_config(checkpoint.folder)) is not None:
+            (folder / "config.json").write_text(config, encoding="utf-8")
         if GENERATION not in checkpoint.companions():
             write_generation(checkpoint.config, folder)
         work.notes += stop_notes(work.reader, folder, graph.vocab_size)

@@ -16,12 +16,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.configuration_utils import ALLOWED_LAYER_TYPES
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS, RopeParameters
 
 from partita.errors import CheckpointError, UnsupportedModelError
+from partita.export.checkpoint.weight_files import read_json
 from partita.export.trace.fake_model import quiet
 from partita.untrusted_files import is_number
 
@@ -36,6 +38,8 @@ RUN_SETTINGS = frozenset(
         *("quantization_config", "compression_config", "quantization"),
     )
 )
+DTYPES = ("dtype", "torch_dtype")
+"""The dtype of the weights; removed where torch has no dtype of this name, e.g. `auto`."""
 POSITIVE = re.compile(
     r"norm\w*_eps(ilon)?$|^(rope_theta|rotary_emb_base|rope_local_base_freq|global_rope_theta|factor)$"
 )
@@ -53,10 +57,28 @@ ROPE = ("rope_parameters", "rope_scaling")
 
 def read_config(folder: Path, raw: Mapping[str, Any]) -> PreTrainedConfig:
     """The config in `folder`, whose JSON is `raw`, without overridden settings. Raises as transformers does."""
-    with tempfile.TemporaryDirectory(prefix="partita-config-") as name, quiet():
+    with tempfile.TemporaryDirectory(prefix="partita-config-") as name:
         (Path(name) / "config.json").write_text(json.dumps(_without_run_settings(raw)), encoding="utf-8")
-        config: PreTrainedConfig = AutoConfig.from_pretrained(name, local_files_only=True, trust_remote_code=False)
+        config = _loaded(Path(name))
     config.name_or_path = str(folder)
+    return config
+
+
+def loadable_config(folder: Path) -> str | None:
+    """The text of config.json without overridden settings; None where transformers can read the file as it is."""
+    try:
+        _loaded(folder)
+    except Exception:  # noqa: BLE001 - validation errors of configs share no base class
+        return json.dumps(_without_run_settings(read_json(folder / "config.json")), indent=2)
+    return None
+
+
+def _loaded(folder: Path) -> PreTrainedConfig:
+    """config.json in `folder`, read by transformers."""
+    with quiet():
+        config: PreTrainedConfig = AutoConfig.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False
+        )
     return config
 
 
@@ -66,6 +88,7 @@ def _without_run_settings(raw: Mapping[str, Any]) -> dict[str, Any]:
         key: _without_run_settings(value) if isinstance(value, dict) and key.endswith("_config") else value
         for key, value in raw.items()
         if key not in RUN_SETTINGS
+        and (key not in DTYPES or value is None or isinstance(getattr(torch, str(value), None), torch.dtype))
     }
 
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from partita.errors import UnsupportedModelError
 from partita.export.checkpoint.weight_files import read_json
 
 
@@ -87,14 +86,6 @@ def by_config(folder: Path, config: Mapping[str, Any]) -> DetectedMethod | None:
         elif method is found.method:
             found = replace(found, settings={**declared, **found.settings})
     return found
-
-
-def refusal(folder: Path, method: Method, where: str) -> UnsupportedModelError:
-    """The error for an unsupported method."""
-    return UnsupportedModelError(
-        f"{folder}: the checkpoint is quantised: {method.name} ({where}); this format is not supported: "
-        "export the unquantised checkpoint, or one in a supported format (docs/quantised_checkpoints.md)"
-    )
 
 
 def _sections(config: Mapping[str, Any], where: str, depth: int = 3) -> Iterator[tuple[str, Any]]:

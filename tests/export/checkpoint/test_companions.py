@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,7 @@ import pytest
 from transformers import AutoConfig
 
 from partita import cli
-from partita.errors import ProviderError
 from partita.export.checkpoint.companions import write_generation
-from partita.export.verify.package_runs import NotRunningError, opened_and_run
 from partita.remedies import Remedy
 from partita.runtime.generate.text.tokens import stop_token_ids
 from tests.conftest import TinyCheckpoint
@@ -90,17 +87,3 @@ def test_exporting_a_package_is_a_usage_error(checkpoint: Path, capsys: pytest.C
     assert run(checkpoint, capsys)[0] == 0
     assert cli.run(["export", str(checkpoint.parent / "out"), str(checkpoint.parent / "again")]) == 2
     assert "out: already a Partita package; run it with partita generate" in " ".join(capsys.readouterr().err.split())
-
-
-@pytest.mark.parametrize(
-    "raised",
-    [
-        lambda folder: ProviderError("cpu cannot run 2 nodes", path=folder / "model.onnx"),
-        lambda folder: RuntimeError(f"Load model from {folder}/model.onnx failed"),
-    ],
-)
-def test_run_error_omits_temporary_folder(tmp_path: Path, raised: Callable[[Path], Exception]) -> None:
-    hidden = tmp_path / "my folder: .out.partial-x"
-    with pytest.raises(NotRunningError) as caught, opened_and_run("cpu", hidden):
-        raise raised(hidden)
-    assert str(hidden) not in str(caught.value) and "model.onnx" in caught.value.detail

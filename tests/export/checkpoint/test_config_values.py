@@ -51,8 +51,13 @@ def refused(folder: Path, *words: str) -> None:
 
 def test_runtime_settings_in_config_are_overridden(checkpoint: Path) -> None:
     settings = {"attn_implementation": "flash_attention_2", "experts_implementation": "nosuch", "use_cache": None}
-    edit_config(checkpoint, return_dict=False, output_attentions=True, quantization_config=False, **settings)
+    edit_config(
+        checkpoint, return_dict=False, quantization_config=False, torch_dtype="auto", dtype="float99", **settings
+    )
+    with pytest.raises(Exception, match=r"."):
+        AutoConfig.from_pretrained(checkpoint)
     assert exported(checkpoint).manifest.verification.status == "verified"
+    assert AutoConfig.from_pretrained(checkpoint.parent / "out").hidden_size == 64
 
 
 @pytest.mark.parametrize(

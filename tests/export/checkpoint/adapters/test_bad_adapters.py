@@ -128,7 +128,6 @@ def test_dora_adapter_is_rejected_as_switchable(tiny_checkpoint: TinyCheckpoint,
     ("options", "said"),
     [
         ({"with_adapters": {"a b": Path("x")}}, "'a b' is not a valid adapter name"),
-        ({"with_adapters": {"Chat": Path("x"), "chat": Path("y")}}, "Chat is set twice"),
         ({"with_adapters": {"a": Path("x")}, "adapter": Path("y")}, "does not support `adapter=y`"),
     ],
     ids=lambda value: str(value)[:30],

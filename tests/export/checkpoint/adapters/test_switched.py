@@ -108,23 +108,3 @@ def test_replaced_or_damaged_adapter_file_is_detected(
     seal(package)
     with partita.load(package, providers="cpu") as model, pytest.raises(PackageError, match="damaged"):
         model.generate([PROMPT], adapter="loud")
-
-
-@pytest.mark.heavy
-def test_adapter_on_tied_head_matches_merged_model(
-    tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path
-) -> None:
-    import torch
-
-    from tests.adapters import PREFIX
-
-    checkpoint = tiny_checkpoint("llama", tied=True)
-    head = {
-        f"{PREFIX}lm_head.lora_A.weight": torch.randn(4, 64) * 0.3,
-        f"{PREFIX}lm_head.lora_B.weight": torch.randn(288, 4) * 0.3,
-    }
-    adapter = save_adapter(tmp_path / "adapter", checkpoint, ("v_proj",), extra=head)
-    package = exported(checkpoint, with_adapters={"head": adapter})
-    found = load_file(package / answer_file("head"))
-    wanted = logits(merged_model(checkpoint, adapter), found["prompt"])
-    np.testing.assert_allclose(found["prefill_logits"], wanted, atol=2e-4, rtol=2e-4)
