@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 import pytest
-import torch
 from safetensors.torch import load_file
 
 from partita.errors import ResourceError
@@ -41,18 +40,6 @@ def test_weights_are_bit_exact_and_large_ones_page_aligned(tiny_checkpoint: Tiny
     held = (value.const_value for value in model.graph.initializers.values())
     large = [t for t in held if isinstance(t, ir.ExternalTensor) and t.nbytes >= weights.ALIGNMENT]
     assert large and all(t.offset is not None and t.offset % weights.ALIGNMENT == 0 for t in large)
-
-
-@pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("fp16", torch.float16)])
-def test_weight_casts_round_like_torch(
-    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, precision: str, dtype: torch.dtype
-) -> None:
-    folder = tiny_checkpoint("llama", dtype="bfloat16")
-    model = unverified(folder, tmp_path / "out", precision=precision)
-    name = "model.layers.0.mlp.up_proj.weight"
-    expected = load_file(folder / "model.safetensors")[name].T.to(dtype)
-    got = array(model, f"{name}.transposed")
-    np.testing.assert_array_equal(got.astype(np.float32), expected.float().numpy())
 
 
 def test_tied_weights_are_stored_once(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:

@@ -124,19 +124,13 @@ def test_dora_adapter_is_rejected_as_switchable(tiny_checkpoint: TinyCheckpoint,
     assert "it also changes magnitudes (DoRA), which cannot be switched; merge it with `adapter`" in str(error)
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
+def test_invalid_adapter_options_raise_usage_error(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    for options, said in (
         ({"with_adapters": {"a b": Path("x")}}, "'a b' is not a valid adapter name"),
         ({"with_adapters": {"a": Path("x")}, "adapter": Path("y")}, "does not support `adapter=y`"),
-    ],
-    ids=lambda value: str(value)[:30],
-)
-def test_invalid_adapter_options_raise_usage_error(
-    options: Any, said: str, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
-) -> None:
-    error = refuse(tiny_checkpoint("llama"), tmp_path / "out", **options)
-    assert isinstance(error, UsageError) and said in str(error)
+    ):
+        error = refuse(tiny_checkpoint("llama"), tmp_path / "out", **options)
+        assert isinstance(error, UsageError) and said in str(error)
 
 
 def test_force_does_not_replace_the_source_adapter(
