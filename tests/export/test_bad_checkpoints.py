@@ -106,7 +106,6 @@ def shard_named(name: str) -> Damage:
 
 DAMAGES: dict[str, tuple[Damage, type[PartitaError], tuple[str, ...]]] = {
     "model type": (set_config(model_type="llama99"), UnsupportedModelError, ("'llama99'",)),
-    "no layers": (set_config(num_hidden_layers=0, layer_types=[]), CheckpointError, ("num_hidden_layers is 0",)),
     **{
         f"{field} null": (set_config(**{field: None}), CheckpointError, ())
         for field in ("vocab_size", "num_hidden_layers")
@@ -273,21 +272,16 @@ def test_non_finite_weight_is_rejected_by_tensor_name(
     assert f"tensor {tensor} contains {'NaN' if value == 'nan' else 'infinite numbers'}" in said
 
 
-def test_unreadable_checkpoint_folder_is_a_read_error(
-    tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_unreadable_checkpoint_is_a_read_error(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Path.stat is patched, because root may read every folder."""
-    folder, usual, refused = own_copy(tiny_checkpoint("llama")), Path.stat, list[Path]()
+    def denied(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
 
-    def stat(path: Path, **kwargs: Any) -> Any:
-        if path == folder and not refused:
-            refused.append(path)
-            raise PermissionError(13, "Permission denied", str(path))
-        return usual(path, **kwargs)
-
-    monkeypatch.setattr(Path, "stat", stat)
-    error = refuse(folder, tmp_path / "o" / "out")
-    assert isinstance(error, CheckpointError) and str(error).startswith(f"{folder}: cannot be read (Permission denied)")
+    monkeypatch.setattr("partita.export.checkpoint.description.check_text_file", denied)  # root may read every file
+    error = refuse(folder := tiny_checkpoint("llama"), tmp_path / "o" / "out")
+    assert isinstance(error, CheckpointError) and str(error).startswith(f"{folder}/")
+    assert ": cannot be read (Permission denied)" in str(error)
 
 
 def test_errors_of_disks_name_the_file_or_the_full_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,21 +60,15 @@ def test_force_replaces_package_only_after_successful_export(tiny_checkpoint: Ti
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
-@pytest.mark.parametrize(
-    ("margin", "changes", "words"),
-    [(1e9, {}, "export with `verify=False`"), (1.15, {"batch_size": 1 << 24}, "the cache takes")],
-)
 def test_lack_of_memory_raises_resource_error(
-    tiny_checkpoint: TinyCheckpoint,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    margin: float,
-    changes: dict[str, Any],
-    words: str,
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(known_answer, "MEMORY_MARGIN", margin)
-    with pytest.raises(ResourceError, match=words):
-        export(options(tiny_checkpoint("llama", **ONE), tmp_path / "out", **changes), replay=no_replay)
+    checkpoint, out = tiny_checkpoint("llama", **ONE), tmp_path / "out"
+    with pytest.raises(ResourceError, match="the cache takes"):
+        export(options(checkpoint, out, batch_size=1 << 24), replay=no_replay)
+    monkeypatch.setattr(known_answer, "MEMORY_MARGIN", 1e9)
+    with pytest.raises(ResourceError, match="export with `verify=False`"):
+        export(options(checkpoint, out), replay=no_replay)
     assert not list(tmp_path.iterdir())
 
 

@@ -88,7 +88,6 @@ ROPE: dict[str, tuple[dict[str, Any], str]] = {
     "old_type": ({"rope_scaling": {"type": "spiral", "factor": 2.0}}, "rope type 'spiral' is unknown"),
     "new_type": ({"rope_parameters": {"rope_type": "spiral", "rope_theta": 1e4}}, "knows default, dynamic, linear"),
     "old_key": ({"rope_scaling": {"type": "linear", "factor": 2.0, "swirl": 3}}, "rope settings 'swirl' are unknown"),
-    "new_key": ({"rope_parameters": {"rope_type": "default", "swirl": 3}}, "rope settings 'swirl' are unknown"),
     "old_text": ({"rope_scaling": "linear"}, "rope_scaling in config.json is 'linear'"),
     "no_layer": ({"rope_parameters": {"full_attention": "x"}}, "rope settings 'full_attention' are unknown"),
     "missing_key": ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4}}, "Missing required keys"),

@@ -120,8 +120,8 @@ def test_adapter_of_another_model_raises_error(option: str, tiny_checkpoint: Tin
 
 def test_dora_adapter_is_rejected_as_switchable(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     dora = save_adapter(tmp_path / "dora", tiny_checkpoint("llama"), use_dora=True)
-    error = refuse(tiny_checkpoint("llama"), tmp_path / "out", with_adapters={"dora": dora})
-    assert "it also changes magnitudes (DoRA), which cannot be switched; merge it with `adapter`" in str(error)
+    error = str(refuse(tiny_checkpoint("llama"), tmp_path / "out", with_adapters={"dora": dora}))
+    assert "it also changes magnitudes (DoRA), which cannot be switched; merge it with `adapter`" in error
 
 
 def test_invalid_adapter_options_raise_usage_error(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:

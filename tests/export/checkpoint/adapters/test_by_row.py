@@ -101,14 +101,13 @@ def test_batch_file_selects_adapter_per_row(
 ) -> None:
     package = exported(tiny_checkpoint("llama"), batch_size=3, with_adapters=adapters)
     rows = [{"tokens": prompt, "stop_token_ids": [], **({"adapter": name} if name else {})} for prompt, name in ASKED]
-    wrong = [{"tokens": SHORT, "adapter": "other"}, {"tokens": SHORT, "adapter": 3}]
-    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, *wrong]))
+    rows.append({"tokens": SHORT, "adapter": "other"})
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     asked = ["--input", str(tmp_path / "in.jsonl"), "--output", str(tmp_path / "out.jsonl")]
     code = run(["generate", str(package), *asked, "--max-new-tokens", "6", "--temperature", "0"])
     found = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     found.sort(key=lambda row: row["index"])
     assert code in (0, 1)
-    assert [tuple(row["tokens"]) for row in found[: len(rows)]] == alone(package)
-    assert "has no adapter of this name; choose one of loud, small" in found[-2]["error"]
-    assert found[-2]["error"].startswith("field adapter other: ") and "--" not in found[-2]["error"]
-    assert "adapter is '3'; it must be the name of an adapter" in found[-1]["error"]
+    assert [tuple(row["tokens"]) for row in found[:-1]] == alone(package)
+    assert found[-1]["error"].startswith("field adapter other: ") and "--" not in found[-1]["error"]
+    assert "has no adapter of this name; choose one of loud, small" in found[-1]["error"]

@@ -65,11 +65,6 @@ def test_settings_ignored_by_transformers_are_copied_to_config(case: str, tmp_pa
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
-    "norms of a falcon": (
-        "mamba",
-        {"ssm.dt_b_c_rms": True, "attention.head_count": 0},
-        "it has ssm.dt_b_c_rms = True, which transformers' reader of mamba ignores",
-    ),
     "both ways": ("qwen2", {"attention.causal": False}, "it has attention.causal = False"),
     "a window that its config forgets": (
         "qwen2",
