@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from partita.errors import CheckpointError, PartitaError, UsageError
-from partita.export.progress import Progress, Silent, SilentStage, Stage, stage
+from partita.export.progress import Progress, Silent, Stage, stage
 from partita.package.folder import MANIFEST, is_of_others, is_package
 from partita.remedies import Remedy
 
@@ -101,7 +101,7 @@ def _is_model_folder(name: str, commit: str, files: Sequence[str]) -> bool:
     from huggingface_hub import hf_hub_download
 
     if MANIFEST in files:
-        manifest = hf_hub_download(name, MANIFEST, revision=commit, tqdm_class=_bar_class(SilentStage()))
+        manifest = hf_hub_download(name, MANIFEST, revision=commit, tqdm_class=_bar_class(Silent()))
         if not is_of_others(Path(manifest)):
             return True
     return _is_onnx_decoder(files)
@@ -116,16 +116,13 @@ def download(name: str, revision: str | None, progress: Progress | None = None, 
     """The folder of a repository in the hub's cache. `settings`: of `snapshot_download`, whose errors are raised."""
     from huggingface_hub import snapshot_download
 
-    settings = {"tqdm_class": _bar_class(SilentStage()), "revision": revision, **settings}
-
-    def fetch(**more: Any) -> Any:
-        return snapshot_download(name, **{**settings, **more})
-
+    settings["revision"] = revision
     size = None
     with suppress(Exception):  # only for the percentage; the download itself raises
-        size = sum(each.file_size or 0 for each in fetch(dry_run=True) if each.will_download)
+        planned: Any = snapshot_download(name, dry_run=True, tqdm_class=_bar_class(Silent()), **settings)
+        size = sum(each.file_size or 0 for each in planned if each.will_download)
     with stage(progress or Silent(), "download", {}, size) as current:
-        return Path(fetch(tqdm_class=_bar_class(current)))
+        return Path(snapshot_download(name, tqdm_class=_bar_class(current), **settings))
 
 
 def _bar_class(current: Stage) -> Any:

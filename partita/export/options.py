@@ -7,8 +7,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from partita.dtypes import ACTIVATIONS, EXACT, PRECISIONS, Precision, multiplied_with
 from partita.errors import CheckpointError, UsageError
@@ -102,17 +103,17 @@ class ExportOptions(Options):
         return self.quantiser or (DEFAULT if self.calibrate is None else CALIBRATED)
 
 
+def _required_lowering(options: ExportOptions) -> Literal["gqa", "growing"] | None:
+    """The lowering that the layout of the cache requires; None for any."""
+    if options.cache == GROWING:
+        return GROWING
+    return CACHE_LOWERING if options.cache == WINDOW else None
+
+
 def with_layout(options: ExportOptions) -> ExportOptions:
     """The options with the lowering that the cache requires."""
-    lowerings = {FIXED: options.attention, WINDOW: CACHE_LOWERING, GROWING: GROWING}
-    only = lowerings[options.cache] if options.cache_precision is None else CACHE_LOWERING
-    return replace(options, attention=only)
-
-
-def _is_other(options: ExportOptions) -> bool:
-    """Whether the lowering is set to one that the cache layout excludes."""
-    only = {WINDOW: CACHE_LOWERING, GROWING: GROWING}.get(options.cache, options.attention)
-    return options.attention not in (AUTO, only)
+    only = _required_lowering(options) if options.cache_precision is None else CACHE_LOWERING
+    return replace(options, attention=only or options.attention)
 
 
 def _quantises(options: ExportOptions) -> bool:
@@ -148,7 +149,10 @@ RULES: tuple[Rule, ...] = (
         "`prefill_chunk` fixes the shape of prefill.onnx, so it needs `static_shapes=True`",
     ),
     (lambda o: o.cache == FIXED and o.attention == GROWING, f"`attention={GROWING}`: use `cache={GROWING}`"),
-    (_is_other, "`cache={o.cache}` does not support `attention={o.attention}`; omit one of them"),
+    (
+        lambda o: o.attention not in (AUTO, _required_lowering(o) or o.attention),
+        "`cache={o.cache}` does not support `attention={o.attention}`; omit one of them",
+    ),
     (
         lambda o: o.cache_precision is not None and o.attention not in (AUTO, CACHE_LOWERING),
         f"{_CACHE}: `attention={{o.attention}}` keeps its cache in floats; use `attention={CACHE_LOWERING}`",
@@ -263,14 +267,11 @@ def check_options(options: ExportOptions) -> None:
 
 def _check_adapter_names(names: Sequence[str]) -> None:
     """Raise UsageError for names of adapters that cannot be parts of file names."""
-    files = [name.casefold() for name in names]  # some file systems ignore case
     for name in names:
         if not re.fullmatch(ADAPTER_NAME, name):
             raise UsageError(
                 f"`with_adapters`: {name[:80]!r} is not a valid adapter name: use at most 64 letters, digits, - and _"
             )
-        if files.count(name.casefold()) > 1:
-            raise UsageError(f"`with_adapters`: {name} is set twice; set it once (case is ignored)")
 
 
 def _maximum_length(config: PreTrainedConfig) -> tuple[str, int | None]:
@@ -332,20 +333,15 @@ def asked_options(options: Options) -> dict[str, tuple[str, ...]]:
     return found
 
 
-def _values(value: Any) -> tuple[str, ...]:
+def _values(value: Any, prefix: str = "") -> tuple[str, ...]:
     """The words of an option on the command line: NAME=VALUE of a mapping, PROVIDER.NAME=VALUE of a nested one."""
     if isinstance(value, bool):
         return ()
-    if isinstance(value, Mapping):
-        pairs = [(name, entry) for name, entry in value.items() if not isinstance(entry, Mapping)]
-        pairs += [
-            (f"{name}.{option}", each)
-            for name, entry in value.items()
-            if isinstance(entry, Mapping)
-            for option, each in entry.items()
-        ]
-        return tuple(f"{name}={_value(entry)}" for name, entry in pairs)
-    return tuple(map(_value, value)) if isinstance(value, tuple) else (_value(value),)
+    if not isinstance(value, Mapping):
+        return tuple(map(_value, value)) if isinstance(value, tuple) else (_value(value),)
+    plain = (f"{prefix}{name}={_value(each)}" for name, each in value.items() if not isinstance(each, Mapping))
+    nested = (_values(each, f"{name}.") for name, each in value.items() if isinstance(each, Mapping))
+    return (*plain, *chain.from_iterable(nested))
 
 
 def _value(value: Any) -> str:

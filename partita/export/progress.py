@@ -28,19 +28,15 @@ class Progress(Protocol):
         """The stage ended after `seconds`."""
 
 
-class SilentStage:
-    """Does nothing; for callers that pass no `Progress`."""
+class Silent:
+    """A `Progress` and a `Stage` that show nothing; the default of library calls."""
+
+    def start(self, title: str, total: int | None, unit: Unit) -> Stage:
+        """Itself."""
+        return self
 
     def advance(self, amount: int) -> None:
         """Ignored."""
-
-
-class Silent:
-    """Does nothing; the default of library calls."""
-
-    def start(self, title: str, total: int | None, unit: Unit) -> Stage:
-        """A stage that does nothing."""
-        return SilentStage()
 
     def finish(self, stage: Stage, seconds: float) -> None:
         """Ignored."""

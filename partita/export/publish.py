@@ -6,7 +6,6 @@ killed exports.
 
 from __future__ import annotations
 
-import errno
 import itertools
 import os
 import re
@@ -22,7 +21,7 @@ from filelock import FileLock, Timeout
 from partita.errors import PackageError
 from partita.files import resolve_path
 from partita.package.folder import MANIFEST, SCHEMA, Manifest
-from partita.remedies import Remedy, is_temporary
+from partita.remedies import Remedy
 from partita.signals import hold_signals
 from partita.untrusted_files import read_json_value
 
@@ -73,59 +72,32 @@ class Reservation:
         os.umask(mask)
         with suppress(OSError):  # a file system without modes
             self.folder.chmod(0o777 & ~mask)
-        with hold_signals():  # a signal between the moves would leave the package at neither place, or at both
-            old = self._move_aside() if os.path.lexists(self.out) else None
+        with hold_signals():  # a signal between the moves would leave the package at neither place
+            self._check_place()
+            aside = Path(tempfile.mkdtemp(dir=self.out.parent, prefix=f".{self.out.name}{OLD}"))
+            old = aside / "package"
             try:
+                if self.out.exists():
+                    self.out.rename(old)
                 self.folder.rename(self.out)
             except BaseException:
-                if old is not None:
+                if old.exists():
                     old.rename(self.out)
-                    old.parent.rmdir()
+                aside.rmdir()
                 raise
-            if old is None:
-                return
-            # The old package has a successor: the next export removes remains of a kill.
-            waste = old.parent.rename(old.parent.with_name(old.parent.name.replace(OLD, PARTIAL)))
-        shutil.rmtree(waste, ignore_errors=True)
+        shutil.rmtree(aside, ignore_errors=True)
 
-    def _move_aside(self) -> Path:
-        """Move the package at the place into a hidden folder. Raises PackageError when it may not be replaced."""
-        problem = "exists already"
-        if self.force and self.out.is_dir() and not self.out.is_symlink():
-            old = Path(tempfile.mkdtemp(dir=self.out.parent, prefix=f".{self.out.name}{OLD}")) / "package"
-            try:
-                self.out.rename(old)
-            except BaseException:
-                old.parent.rmdir()
-                raise
-            if (found := _not_a_package(old)) is None:  # after the move: nothing can be added any more
-                return old
-            problem = found
-            old.rename(self.out)
-            old.parent.rmdir()
-        raise PackageError(
-            f"{self.out}: {problem}; it has appeared or changed during the export and was not replaced; the finished "
-            f"package is in {self._keep()}"
-        )
-
-    def _keep(self) -> Path:
-        """Move the finished package, whose place is taken, to a free name."""
-        names = (self.out.with_name(f"{self.out.name}.new{f'-{n}' if n > 1 else ''}") for n in itertools.count(1))
-        free = next(name for name in names if not os.path.lexists(name))
-        return self.folder.rename(free)
-
-
-def is_written(path: Path, folder: Path) -> bool:
-    """Whether a file belongs to the package in the hidden folder `folder`, or is temporary."""
-    if is_temporary(path):
-        return True
-    parent = Path(os.path.abspath(folder.parent))  # noqa: PTH100 - a link keeps its name
-    whole = Path(os.path.abspath(path))  # noqa: PTH100
-    if not whole.is_relative_to(parent) or whole == parent:
-        return whole == parent
-    first, hidden = whole.relative_to(parent).parts[0], folder.name.partition(PARTIAL)[0]
-    of_package = first == hidden.removeprefix(".") or first.startswith((f"{hidden}.", folder.name))
-    return of_package or re.fullmatch(f"{tempfile.gettempprefix()}{UNIQUE}", first) is not None
+    def _check_place(self) -> None:
+        """Raise PackageError unless the place is free or may be replaced; the finished folder gets a free name."""
+        try:
+            check_target((), self.out, force=self.force)
+        except PackageError as error:
+            names = (self.out.with_name(f"{self.out.name}.new{f'-{n}' if n > 1 else ''}") for n in itertools.count(1))
+            free = next(name for name in names if not os.path.lexists(name))
+            raise PackageError(
+                f"{self.out}: has appeared or changed during the export and was not replaced ({error.problem}); the "
+                f"finished package is in {self.folder.rename(free)}"
+            ) from error
 
 
 @contextmanager
@@ -135,7 +107,7 @@ def reserve(out: Path, read: Sequence[str], *, force: bool) -> Iterator[Reservat
         out = Path(os.path.abspath(out))  # noqa: PTH100 - a link keeps its name
     check_target(read, out, force=force)
     with ExitStack() as cleanup:
-        _make_parents(out.parent, cleanup)
+        out.parent.mkdir(parents=True, exist_ok=True)
         _hold(out, cleanup)
         notes = _clean_up(out)
         check_target(read, out, force=force)
@@ -184,22 +156,6 @@ def _not_a_package(folder: Path) -> str | None:
         return f"has a {MANIFEST} that is not a package manifest"
     extra = sorted(names - known)
     return f"contains files that do not belong to the package ({', '.join(extra[:3])})" if extra else None
-
-
-def _make_parents(parent: Path, cleanup: ExitStack) -> None:
-    """Create the parent folders of OUT; `cleanup` removes the empty ones at the end."""
-    missing = [p for p in (parent, *parent.parents) if not p.exists()]
-    for path in reversed(missing):
-        with hold_signals():
-            path.mkdir(exist_ok=True)
-            cleanup.callback(_remove_if_empty, path)
-    if not parent.is_dir():
-        raise NotADirectoryError(errno.ENOTDIR, "not a folder", str(parent))
-
-
-def _remove_if_empty(path: Path) -> None:
-    with suppress(OSError):
-        path.rmdir()
 
 
 def _hold(out: Path, cleanup: ExitStack) -> None:

@@ -20,8 +20,8 @@ from partita.dtypes import EXACT, Precision
 from partita.errors import GenerationError, ParityError, PartitaError, ResourceError, UnsupportedModelError
 from partita.export.checkpoint.adapters.branches import parameters
 from partita.export.checkpoint.companions import GENERATION, probe_tokenizer, stop_notes, write_generation
-from partita.export.checkpoint.config_values import without_overridden_settings
-from partita.export.checkpoint.description import Checkpoint, source_files
+from partita.export.checkpoint.config_values import loadable_config
+from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.weight_files import refuse_pointer
 from partita.export.drafts import Exported
 from partita.export.passes import cache_rounding
@@ -154,15 +154,14 @@ def _write_files(exported: Exported, text: Text | None) -> Manifest:
         for name in checkpoint.companions():
             refuse_pointer(checkpoint.folder / name)
             shutil.copyfile(checkpoint.folder / name, folder / name)
-        if (config := without_overridden_settings(checkpoint.folder)) is not None:
+        if (config := loadable_config(checkpoint.folder)) is not None:
             (folder / "config.json").write_text(config, encoding="utf-8")
         if GENERATION not in checkpoint.companions():
             write_generation(checkpoint.config, folder)
         work.notes += stop_notes(work.reader, folder, graph.vocab_size)
         sources = tuple(
-            FileRecord(name=name, size_bytes=size, sha256=linked_sha256(path) or sha256_of(path))
-            for name, size in source_files(checkpoint)
-            for path in [checkpoint.folder / name]
+            FileRecord(name=path.name, size_bytes=path.stat().st_size, sha256=linked_sha256(path) or sha256_of(path))
+            for path in (checkpoint.folder / name for name in checkpoint.files)
         )
         for each, record in zip(exported.switched, manifest.switchable, strict=True):
             assert work.write_adapter is not None and exported.graphs is not None and record.file is not None

@@ -124,7 +124,7 @@ def export_all(folder: Path) -> Path:
 def write_variants(made: Path) -> None:
     """Write the model package of the embedded checkpoint, from its packages for cpu and openvino."""
     from partita.export.model_package import TargetPackage, write_model_package
-    from partita.export.progress import SilentStage
+    from partita.export.progress import Silent
     from partita.package.folder import read_manifest
 
     packages = [
@@ -132,7 +132,7 @@ def write_variants(made: Path) -> None:
         for target, (ort_name, name) in VARIANTS.items()
     ]
     (made / MODEL_PACKAGE).mkdir()
-    write_model_package(packages, made / MODEL_PACKAGE, SilentStage())
+    write_model_package(packages, made / MODEL_PACKAGE, Silent())
 
 
 def checkpoint_of(model: str, folder: Path) -> Path:

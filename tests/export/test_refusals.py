@@ -8,12 +8,10 @@ import pytest
 import torch
 
 from partita.errors import UnsupportedModelError
-from partita.export.pipeline import ExportOptions, export
 from partita.export.trace import hooks
 from partita.export.trace.hooks import MaskFunction, MaskRule, classify_mask
-from partita.package.folder import Manifest
-from partita.package.records import Verification
 from tests.export.breadth import recipes
+from tests.export.test_bad_checkpoints import refuse
 
 REFUSED = {
     "dbrx": "loops over the selected experts",
@@ -28,33 +26,24 @@ REFUSED = {
 
 
 LONG = ("recurrent_gemma", "zamba")
+TYPES = [pytest.param(name, marks=pytest.mark.heavy if name in LONG else ()) for name in sorted(REFUSED)]
 
 
-@pytest.mark.parametrize(
-    "model_type", [pytest.param(name, marks=pytest.mark.heavy if name in LONG else ()) for name in sorted(REFUSED)]
-)
+@pytest.mark.parametrize("model_type", TYPES)
 def test_unsupported_model_is_rejected_with_reason(tmp_path: Path, model_type: str) -> None:
-    folder = tmp_path / "checkpoint"
-    folder.mkdir()
+    (folder := tmp_path / "checkpoint").mkdir()
     recipes.save(folder, model_type)
-    with pytest.raises(UnsupportedModelError) as caught:
-        export(ExportOptions(str(folder), tmp_path / "out", max_length=64), replay=_never)
-    assert REFUSED[model_type] in str(caught.value), str(caught.value)
-    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
+    error = refuse(folder, tmp_path / "out", max_length=64)
+    assert isinstance(error, UnsupportedModelError) and REFUSED[model_type] in str(error), str(error)
 
 
 @pytest.mark.heavy
 def test_llama4_text_requires_batch_size_1(tmp_path: Path) -> None:
     """llama4 scales its queries by the cache length, one number for all rows."""
-    folder = tmp_path / "checkpoint"
-    folder.mkdir()
+    (folder := tmp_path / "checkpoint").mkdir()
     recipes.save(folder, "llama4_text")
-    with pytest.raises(UnsupportedModelError, match="one for the whole batch; export it with `batch_size=1`"):
-        export(ExportOptions(str(folder), tmp_path / "out", max_length=64, batch_size=2), replay=_never)
-
-
-def _never(folder: Path, manifest: Manifest) -> Verification:
-    raise AssertionError("a refused model must not get as far as a replay")
+    error = refuse(folder, tmp_path / "out", max_length=64, batch_size=2)
+    assert "one for the whole batch; export it with `batch_size=1`" in str(error)
 
 
 @pytest.mark.parametrize(

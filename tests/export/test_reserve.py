@@ -156,12 +156,6 @@ def refused(out: Path, words: str, checkpoint: Path = Path(NOWHERE), *, force: b
         pass
 
 
-def test_created_parent_folders_are_removed_after_failure(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="fails"), reserve(tmp_path / "a" / "b" / "out", [NOWHERE], force=False):
-        raise ValueError("it fails")
-    assert not list(tmp_path.iterdir())
-
-
 def test_old_package_is_restored_if_publishing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out, rename = package(tmp_path / "out", "old"), Path.rename
 

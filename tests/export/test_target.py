@@ -18,7 +18,7 @@ from partita.export.target import ProbeResult, Target, candidates, describe, ran
 from partita.export.trace import attention
 from partita.library.exporting import replay as replay_on_cpu
 from partita.package.folder import Manifest, read_manifest
-from partita.package.records import ProbedLowering, Verification
+from partita.package.records import ProbedLowering, TargetRecord, Verification
 from tests.conftest import TinyCheckpoint
 
 SPOILS = {"gqa": "GroupQueryAttention", "onnx24": "TensorScatter", "primitives": "ScatterElements"}
@@ -35,10 +35,8 @@ def name_of(model: bytes) -> str:
 class Provider:
     """A provider by its answers: what it leaves of each lowering, and which it computes wrongly."""
 
-    def __init__(
-        self, left: Mapping[str, int], *, wrong: tuple[str, ...] = (), fails: Mapping[str, str] | None = None
-    ) -> None:
-        self.left, self.wrong, self.fails = left, wrong, fails or {}
+    def __init__(self, left: Mapping[str, int], wrong: tuple[str, ...] = ()) -> None:
+        self.left, self.wrong = left, wrong
         self.asked: list[str] = []
         self.sizes: list[Mapping[str, tuple[int, ...]]] = []
         self.replayed: list[str] = []
@@ -48,8 +46,9 @@ class Provider:
         self.asked.append(name)
         self.sizes.append(sizes)
         count = self.left.get(name, 0)
-        nodes = len(onnx.ModelProto.FromString(model).graph.node)
-        return ProbeResult(nodes, {SPOILS[name]: count} if count else {}, self.fails.get(name, ""))
+        return ProbeResult(
+            len(onnx.ModelProto.FromString(model).graph.node), {SPOILS[name]: count} if count else {}, ""
+        )
 
     def replay(self, folder: Path, manifest: Manifest) -> Verification:
         assert (folder / "model.onnx").is_file() and not (folder / "manifest.json").exists()
@@ -87,22 +86,27 @@ def test_fully_supported_lowering_ends_probing(exporting: Exporting) -> None:
     assert summary.manifest.graph.attention == "gqa"
     nodes = summary.manifest.graph.files[0].nodes
     assert summary.attention_reason == f"auto: there supports {nodes} of {nodes} nodes"
-    target = read_manifest(summary.path).target
-    assert target is not None
-    assert (target.provider, target.source, target.probe_method) == ("there", "--target", "directly")
-    assert (target.verification, target.detail) == ("verified", "10 steps match")
-    (asked,) = target.probed
-    assert asked == ProbedLowering(
-        attention="gqa", nodes=nodes, unsupported={}, error="", untested_nodes=0, mismatch=""
+    probed = ProbedLowering(attention="gqa", nodes=nodes, unsupported={}, error="", untested_nodes=0, mismatch="")
+    assert read_manifest(summary.path).target == TargetRecord(
+        provider="there",
+        source="--target",
+        probe_method="directly",
+        verification="verified",
+        detail="10 steps match",
+        probed=(probed,),
     )
 
 
-def test_preferred_lowering_of_provider_is_probed_first(exporting: Exporting) -> None:
-    provider = Provider({"primitives": 1, "gqa": 2})
-    summary = exporting(provider.target("primitives"))
-    assert provider.asked == ["primitives", "gqa", "onnx24"]
-    assert summary.manifest.graph.attention == "onnx24"
-    assert "primitives supports" in summary.attention_reason and "not ScatterElements (1)" in summary.attention_reason
+def test_preferred_lowering_is_probed_first_and_fewest_unsupported_nodes_win(exporting: Exporting) -> None:
+    provider = Provider({"primitives": 1, "gqa": 2, "onnx24": 6})
+    summary = exporting(provider.target("onnx24"))
+    assert provider.asked == ["onnx24", "gqa", "primitives"] and provider.replayed == ["primitives"]
+    assert summary.manifest.graph.attention == "primitives"
+    assert "onnx24 supports" in summary.attention_reason and "not TensorScatter (6)" in summary.attention_reason
+    target = summary.manifest.target
+    assert target is not None
+    found = [(entry.attention, sum(entry.unsupported.values())) for entry in target.probed]
+    assert found == [("onnx24", 6), ("gqa", 2), ("primitives", 1)]
 
 
 def test_probe_model_takes_one_token_and_keeps_weights_external(exporting: Exporting) -> None:
@@ -117,19 +121,6 @@ def test_probe_model_takes_one_token_and_keeps_weights_external(exporting: Expor
     assert kinds and all(kinds)
     (sizes,) = provider.sizes
     assert sizes["input_ids"] == (1, 1) and sizes["past_key_values.0.key"] == (1, 2, 64, 16)
-
-
-def test_lowering_with_fewest_unsupported_nodes_wins_and_all_are_recorded(exporting: Exporting) -> None:
-    provider = Provider({"gqa": 2, "onnx24": 6, "primitives": 1})
-    summary = exporting(provider.target())
-    assert provider.asked == ["gqa", "onnx24", "primitives"] and provider.replayed == ["primitives"]
-    target = summary.manifest.target
-    assert target is not None
-    assert [(entry.attention, sum(entry.unsupported.values())) for entry in target.probed] == [
-        ("gqa", 2),
-        ("onnx24", 6),
-        ("primitives", 1),
-    ]
 
 
 def test_mismatched_lowering_is_rejected_and_others_are_probed(exporting: Exporting) -> None:
@@ -153,6 +144,8 @@ def test_export_fails_if_every_lowering_mismatches(exporting: Exporting, tmp_pat
         exporting(provider.target())
     assert caught.value.exit_code == 4 and provider.replayed == list(SPOILS)
     assert not list(tmp_path.iterdir())
+    with pytest.raises(ParityError, match="choose another `attention` or another `target`"):
+        exporting(provider.target(), attention="gqa")
 
 
 def test_requested_lowering_is_used_despite_unsupported_nodes(exporting: Exporting) -> None:
@@ -160,8 +153,6 @@ def test_requested_lowering_is_used_despite_unsupported_nodes(exporting: Exporti
     summary = exporting(provider.target(), attention="onnx24")
     assert provider.asked == ["onnx24"] and summary.manifest.graph.attention == "onnx24"
     assert summary.attention_reason.startswith("requested: there supports ")
-    with pytest.raises(ParityError, match="choose another `attention` or another `target`"):
-        exporting(Provider({}, wrong=("gqa",)).target(), attention="gqa", force=True)
 
 
 @pytest.mark.heavy
@@ -192,12 +183,11 @@ def test_lowering_unsupported_by_model_is_skipped_with_reason(
         exporting(provider.target(), attention="gqa", force=True)
 
 
-def test_target_verification_is_not_run_without_replay_or_verify(exporting: Exporting) -> None:
+def test_target_is_not_verified_without_replay_or_verify(exporting: Exporting) -> None:
     provider = Provider({})
-    target = exporting(replace(provider.target(), replay=None)).manifest.target
-    assert target is not None and target.verification == "not_run"
-    target = exporting(provider.target(), verify=False, force=True).manifest.target
-    assert target is not None and target.verification == "not_run" and provider.replayed == []
+    for target, options in ((replace(provider.target(), replay=None), {}), (provider.target(), {"verify": False})):
+        record = exporting(target, force=True, **options).manifest.target
+        assert record is not None and record.verification == "not_run" and provider.replayed == []
 
 
 def test_target_without_probe_uses_its_default_lowering(exporting: Exporting) -> None:
@@ -207,20 +197,6 @@ def test_target_without_probe_uses_its_default_lowering(exporting: Exporting) ->
     assert summary.attention_reason == f"auto: the default for there, {how}"
     target = summary.manifest.target
     assert target is not None and (target.probed, target.probe_method) == ((), how)
-
-
-def test_untested_nodes_do_not_reject_a_lowering(exporting: Exporting) -> None:
-    """A probe that timed out is no evidence against the lowering."""
-
-    class Slow(Provider):
-        def ask(self, model: bytes, sizes: Mapping[str, tuple[int, ...]]) -> ProbeResult:
-            answer = super().ask(model, sizes)
-            return replace(answer, untested=3 if self.asked[-1] == "gqa" else 0)
-
-    provider = Slow({})
-    summary = exporting(provider.target())
-    assert summary.manifest.graph.attention == "gqa" and "no answer for 3" in summary.attention_reason
-    assert provider.asked == ["gqa"]
 
 
 def test_ranking_orders_by_unsupported_nodes_failures_and_untested_nodes() -> None:
@@ -253,21 +229,26 @@ class CountsExperts(Provider):
         return replace(answer, unsupported={**answer.unsupported, **refused})
 
 
+def operators_of(summary: ExportResult) -> set[str]:
+    assert summary.manifest.verification.status == "verified"
+    return {node.op_type for node in onnx.load(summary.path / "model.onnx", load_external_data=False).graph.node}
+
+
+def probed_by(summary: ExportResult) -> list[tuple[str, str | None, dict[str, int]]]:
+    """The probed lowerings with the form of experts and the unsupported operators."""
+    target = summary.manifest.target
+    assert target is not None
+    return [(entry.attention, entry.form, dict(entry.unsupported)) for entry in target.probed]
+
+
 @pytest.mark.heavy
 def test_experts_use_standard_operators_if_target_rejects_moe(exporting: Exporting) -> None:
     provider = CountsExperts({"onnx24": 6, "primitives": 3})
     provider.takes_experts = False
     summary = exporting(provider.target(), "mixtral")
     assert provider.asked == ["gqa 1", "gqa 0"], "gqa is asked about once more, with experts in standard operators"
-    manifest = read_manifest(summary.path)
-    assert (manifest.graph.attention, manifest.verification.status) == ("gqa", "verified")
-    operators = {node.op_type for node in onnx.load(summary.path / "model.onnx", load_external_data=False).graph.node}
-    assert "GroupQueryAttention" in operators and "MoE" not in operators
-    assert manifest.target is not None
-    assert [(entry.attention, entry.form, dict(entry.unsupported)) for entry in manifest.target.probed] == [
-        ("gqa", None, {"MoE": 1}),
-        ("gqa", "standard", {}),
-    ]
+    assert summary.manifest.graph.attention == "gqa" and "MoE" not in operators_of(summary)
+    assert probed_by(summary) == [("gqa", None, {"MoE": 1}), ("gqa", "standard", {})]
     assert "; gqa supports " in summary.attention_reason and "not MoE (1)" in summary.attention_reason
 
 
@@ -301,13 +282,6 @@ def test_moe_operator_is_used_with_standard_attention_if_supported(exporting: Ex
     provider = CountsExperts({"gqa": 6})
     summary = exporting(provider.target(), "mixtral")
     assert provider.asked == ["gqa 1", "onnx24 0", "onnx24 1"], "in both forms, as standard attention has either"
-    manifest = read_manifest(summary.path)
-    assert (manifest.graph.attention, manifest.verification.status) == ("onnx24", "verified")
-    operators = {node.op_type for node in onnx.load(summary.path / "model.onnx", load_external_data=False).graph.node}
-    assert {"Attention", "MoE"} <= operators and "GroupQueryAttention" not in operators
-    assert manifest.target is not None
-    assert [(entry.attention, entry.form) for entry in manifest.target.probed] == [
-        ("gqa", None),
-        ("onnx24", None),
-        ("onnx24", "contrib"),
-    ]
+    assert summary.manifest.graph.attention == "onnx24" and {"Attention", "MoE"} <= operators_of(summary)
+    forms = [(attention, form) for attention, form, _ in probed_by(summary)]
+    assert forms == [("gqa", None), ("onnx24", None), ("onnx24", "contrib")]

@@ -39,9 +39,11 @@ RUN_SETTINGS = frozenset(
     )
 )
 DTYPES = ("dtype", "torch_dtype")
-"""The dtype of the weights; removed where torch has no dtype of this name."""
-POSITIVE = re.compile(r"norm\w*_eps(ilon)?$|^(rope_theta|rotary_emb_base|rope_local_base_freq|global_rope_theta)$")
-"""Settings that must be above 0: roots and powers are taken of them."""
+"""The dtype of the weights; removed where torch has no dtype of this name, e.g. `auto`."""
+POSITIVE = re.compile(
+    r"norm\w*_eps(ilon)?$|^(rope_theta|rotary_emb_base|rope_local_base_freq|global_rope_theta|factor)$"
+)
+"""Settings that must be above 0: roots and powers are taken of them, or they are divisors."""
 SIZES = re.compile(
     r"^(vocab_size|intermediate_size|ffn_dim|n_layer|n_head|n_embd|d_model)$"
     r"|(^|_)(hidden_size|num_attention_heads|num_key_value_heads|head_dim)$"
@@ -62,15 +64,12 @@ def read_config(folder: Path, raw: Mapping[str, Any]) -> PreTrainedConfig:
     return config
 
 
-def without_overridden_settings(folder: Path) -> str | None:
+def loadable_config(folder: Path) -> str | None:
     """The text of config.json without overridden settings; None where transformers can read the file as it is."""
-    settings = _without_run_settings(raw := read_json(folder / "config.json"))
-    if settings == raw:
-        return None
     try:
         _loaded(folder)
     except Exception:  # noqa: BLE001 - validation errors of configs share no base class
-        return json.dumps(settings, indent=2)
+        return json.dumps(_without_run_settings(read_json(folder / "config.json")), indent=2)
     return None
 
 
@@ -115,11 +114,11 @@ def _bad(folder: Path, name: str, value: Any, expected: str) -> CheckpointError:
 
 
 def _entries(raw: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str, Any]]:
-    """Path, key and value of every setting that is not an object, in the text config too."""
+    """Path, key and value of every setting that is not an object, in the text config and rope settings too."""
     for key, value in raw.items():
         if not isinstance(value, Mapping):
             yield f"{path}{key}", key, value
-        elif key == "text_config":  # check_known checks the settings of rotary embeddings
+        elif key in ("text_config", *ROPE) or "rope" in path:
             yield from _entries(value, f"{path}{key}.")
 
 
@@ -128,7 +127,7 @@ NOT_SETTINGS = frozenset({"type", "finetuned"})
 
 
 def check_known(folder: Path, config: PreTrainedConfig) -> None:
-    """Raise UnsupportedModelError for an unknown rope type or key, CheckpointError for an invalid value."""
+    """Raise UnsupportedModelError for an unknown rope type or key."""
     text: Any = config.get_text_config(decoder=True)
     settings = getattr(text, "rope_parameters", None)
     if not isinstance(settings, Mapping):
@@ -137,10 +136,6 @@ def check_known(folder: Path, config: PreTrainedConfig) -> None:
     types = sorted({"default", default, *ROPE_INIT_FUNCTIONS})
     known = set(RopeParameters.__annotations__) | NOT_SETTINGS | set(text.ignore_keys_at_rope_validation or ())
     for where, entry in _rope_entries(text, settings):
-        for key in ("rope_theta", "factor"):  # divisors, or bases of a power
-            value = entry.get(key)
-            if value is not None and not (is_number(value) and value > 0):
-                raise CheckpointError(f"{folder}: rope setting {key}{where} is {value!r:.40}, not a number above 0")
         kind = entry.get("rope_type", entry.get("type", default))
         if kind not in types:
             raise UnsupportedModelError(
@@ -152,9 +147,8 @@ def check_known(folder: Path, config: PreTrainedConfig) -> None:
         strange = sorted(key[:40] for key in unknown if not any(f'"{key}"' in source for source in code))
         if strange:
             raise UnsupportedModelError(
-                f"{folder}: rope settings {', '.join(map(repr, strange[:5]))}{where} are unknown to "
-                f"transformers {transformers.__version__}, which would ignore them; try a newer "
-                "transformers"
+                f"{folder}: rope settings {', '.join(map(repr, strange[:5]))}{where} are unknown to transformers "
+                f"{transformers.__version__}, which would ignore them; try a newer transformers"
             )
 
 

@@ -19,7 +19,7 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig
 from partita.errors import CheckpointError, UnsupportedModelError, UsageError
 from partita.export.checkpoint import classes, config_values, of_text, stored_formats
 from partita.export.checkpoint.gguf import GgufTensor, conversion
-from partita.export.checkpoint.quantisation_method import METHOD_FILES, DetectedMethod, by_config, check_unquantised
+from partita.export.checkpoint.quantisation_method import METHOD_FILES, DetectedMethod, by_config
 from partita.export.checkpoint.stored_formats import QuantisedTensors
 from partita.export.checkpoint.weight_files import (
     LAYOUTS,
@@ -48,7 +48,6 @@ CONFIG = "config.json"
 LAYERS = "num_hidden_layers"
 SIZES = ("hidden_size", "vocab_size", LAYERS)
 """Settings of every model that its memory depends on."""
-MOST_LAYERS = 1024
 EXPERTS = ("num_local_experts", "n_routed_experts", "moe_num_experts", "num_experts")
 """Config keys of the number of experts."""
 
@@ -121,8 +120,6 @@ def open_checkpoint(given: str, progress: Progress | None = None) -> Checkpoint:
             if (folder / name).is_file():
                 check_text_file(folder / name)
         tensors, files = find_tensors(folder)
-        if found is None:
-            check_unquantised(folder, tensors)
         quantised = None if found is None else stored_formats.read(folder, found, tensors)
         tensors = tensors if quantised is None else dict(quantised.tensors)
         _check_sizes(folder, config, tensors)
@@ -163,7 +160,7 @@ def has_weights(folder: Path) -> bool:
 
 
 def _check_has_sizes(folder: Path, config: PreTrainedConfig) -> None:
-    """Raise CheckpointError for a config.json that leaves a size to transformers' default, or with too many layers."""
+    """Raise CheckpointError for a config.json that leaves a size to transformers' default."""
     raw = read_json(folder / CONFIG)
     text = config.get_text_config(decoder=True)
     known = {*raw, *(raw["text_config"] if isinstance(raw.get("text_config"), dict) else ())}
@@ -171,20 +168,18 @@ def _check_has_sizes(folder: Path, config: PreTrainedConfig) -> None:
         names = {name, getattr(type(text), "attribute_map", {}).get(name, name)}
         if not names & known:
             raise CheckpointError(f"{folder / CONFIG}: {name} is missing; without it the size of the model is unknown")
-    if (layers := getattr(text, LAYERS, 0)) > MOST_LAYERS:
-        raise CheckpointError(f"{folder / CONFIG}: {LAYERS} is {layers:,}; at most {MOST_LAYERS:,} are supported")
 
 
 def _open_gguf(given: str, file: Path) -> Checkpoint:
     """The checkpoint in a GGUF file."""
     prepared = conversion.prepare(file)
-    folder, notes, scratch = prepared.scratch.folder, prepared.notes, prepared.scratch
+    folder = prepared.folder
     config, _ = _read_config(folder, file)
     _check_sizes(file, config, prepared.header.tensors)  # before the model is built
     found = conversion.read(prepared, config)
     tensors, quantised = dict(found.tensors), found if found.weights else None
     made = Checkpoint(folder, _name_of(given), config, _architecture(config), tensors, (file.name,), quantised)
-    return replace(made, file=file, notes=notes, scratch=scratch)
+    return replace(made, file=file, notes=prepared.notes, scratch=prepared.header)
 
 
 def _name_of(given: str) -> str:
@@ -238,14 +233,10 @@ def _read_config(folder: Path, file: Path | None = None) -> tuple[PreTrainedConf
     except Exception as error:  # validation errors of configs share no base class
         if raw.get("auto_map"):
             raise _remote_code(folder, f"has no model type {model_type!r}") from error
-        if isinstance(model_type, str) and model_type in CONFIG_MAPPING:
-            raise CheckpointError(
-                f"{folder}: transformers {transformers.__version__} rejects config.json "
-                f"({first_line(error)}); correct it, or try a newer transformers"
-            ) from error
-        raise UnsupportedModelError(
-            f"{folder}: the installed transformers cannot read config.json of model type {model_type!r} "
-            f"({first_line(error)}); a newer transformers may support it"
+        is_known = isinstance(model_type, str) and model_type in CONFIG_MAPPING
+        raise (CheckpointError if is_known else UnsupportedModelError)(
+            f"{folder}: transformers {transformers.__version__} cannot read config.json of model type {model_type!r} "
+            f"({first_line(error)}); correct it, or try a newer transformers"
         ) from error
     _refuse_by_config(file or folder, config)
     config_values.check_known(file or folder, config)
@@ -308,8 +299,3 @@ def _check_sizes(folder: Path, config: PreTrainedConfig, tensors: Mapping[str, T
                 f"{folder}: weights and config.json do not match: {key} is {value:,}, but the weight files have "
                 f"{len(tensors):,} tensors of {bits // 8:,} bytes, and their longest axis is {longest:,}"
             )
-
-
-def source_files(checkpoint: Checkpoint) -> list[tuple[str, int]]:
-    """Weight files with their sizes in bytes."""
-    return [(name, (checkpoint.folder / name).stat().st_size) for name in checkpoint.files]

@@ -10,7 +10,6 @@ loading (`PreTrainedModel.tie_weights`); in float32, so that the precision of th
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
@@ -31,7 +30,6 @@ from partita.export.weights.origins import (
     ExpandedOrigin,
     JoinedOrigin,
     Origin,
-    PickedOrigin,
     SlicedOrigin,
     TensorInfo,
     blocks,
@@ -51,8 +49,6 @@ class Sources:
     """Name in the model -> every name of the same tensor."""
     unmatched_tensors: tuple[str, ...]
     """Tensors of the checkpoint without a name in the model, sorted."""
-    ignored_tensors: frozenset[str]
-    """Unmatched tensors that transformers ignores on purpose; not in `unmatched`."""
 
     def of(self, name: str) -> Origin | None:
         """The origin of `name`, under that or a tied name; None where there is none."""
@@ -76,15 +72,12 @@ def match_names(model: torch.nn.Module, stored: Mapping[str, TensorInfo]) -> Sou
     found: dict[str, Origin] = {}
     collected: dict[str, tuple[WeightConverter, list[tuple[str, TensorInfo]]]] = {}
     unmatched: list[str] = []
-    ignored: list[str] = []
-    own = sorted(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())
-    ignores = re.compile("|".join((r"rotary_emb\.inv_freq", r"(^|\.)position_ids$", *(f"({each})" for each in own))))
     for source in sorted(stored, key=dot_natural_key):  # transformers' order: expert 10 after expert 9
         name, pattern = rename_source_key(source, renamings, converters, model.base_model_prefix, state)
         if name not in state and source in state:
             name, pattern = rename_source_key(source, [], [], model.base_model_prefix, state)
         if name not in state:
-            (ignored if _is_buffer(stored[source]) and ignores.search(name) else unmatched).append(source)
+            unmatched.append(source)
         elif pattern is None:
             found.setdefault(name, stored[source])
         else:
@@ -95,12 +88,7 @@ def match_names(model: torch.nn.Module, stored: Mapping[str, TensorInfo]) -> Sou
             found |= convert(deepcopy(converter), name, tensors, model)
         except ValueError as error:
             failed[name] = str(error)
-    return Sources(found, failed, _tied(model), tuple(sorted(unmatched)), frozenset(ignored))
-
-
-def _is_buffer(info: TensorInfo) -> bool:
-    """Whether a tensor looks like a buffer of an older transformers (mask, table) and not like a weight."""
-    return len(info.shape) < 2 or info.dtype not in CHECKPOINT
+    return Sources(found, failed, _tied(model), tuple(sorted(unmatched)))
 
 
 def _tied(model: torch.nn.Module) -> dict[str, frozenset[str]]:
@@ -173,11 +161,6 @@ def _split(tensor: Pending, size: int, dim: int = 0) -> list[Origin]:
     return _split_sizes(tensor, [min(size, total - start) for start in range(0, total, max(1, size))], dim)
 
 
-def _select(tensor: Pending, dim: int, index: int) -> Origin:
-    axis = _axis(tensor, dim)
-    return PickedOrigin(tensor.origin, axis, index % tensor.shape[axis])
-
-
 def _transpose(tensor: Pending, dim0: int, dim1: int) -> Origin:
     order = list(range(tensor.ndim))
     order[dim0], order[dim1] = order[dim1], order[dim0]
@@ -189,11 +172,8 @@ RULES: dict[Any, Callable[..., Origin | list[Origin]]] = {
     aten.stack.default: _stack,
     aten.split.Tensor: _split,
     aten.split_with_sizes.default: _split_sizes,
-    aten.select.int: _select,
-    aten.unbind.int: lambda tensor, dim=0: [_select(tensor, dim, index) for index in range(tensor.shape[dim])],
     aten.unsqueeze.default: lambda tensor, dim: ExpandedOrigin(tensor.origin, _axis(tensor, dim, 1)),
     aten.transpose.int: _transpose,
-    aten.permute.default: lambda tensor, dims: tensor.origin.permuted(tuple(_axis(tensor, dim) for dim in dims)),
     **dict.fromkeys((aten.clone.default, aten.detach.default, aten.alias.default), lambda tensor, **_: tensor.origin),
 }
 """Operators whose results are regions of their inputs."""

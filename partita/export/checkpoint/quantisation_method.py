@@ -5,15 +5,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from partita.errors import UnsupportedModelError
 from partita.export.checkpoint.weight_files import read_json
-from partita.export.weights.origins import TensorInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +50,6 @@ METHODS = (
 )
 """In order of specificity: of two matches the first counts. Without a reader: methods that look like one that is read,
 or whose settings do not name them."""
-QUANTISED = r"[IU](8|16|32|64)|F8_.*|torch\.(u?int.*|float8.*)"
-WEIGHTS = (".weight", ".qweight", ".weight_packed", "_blocks", "_weight_qdata")
-"""Name suffixes of quantised weights."""
 UNKNOWN = Method("an unknown method")
 SECTIONS = ("quantization_config", "compression_config", "quantization")
 """Keys of quantisation settings in config.json and its sub-configs; the last is MLX's."""
@@ -92,21 +86,6 @@ def by_config(folder: Path, config: Mapping[str, Any]) -> DetectedMethod | None:
         elif method is found.method:
             found = replace(found, settings={**declared, **found.settings})
     return found
-
-
-def check_unquantised(folder: Path, tensors: Mapping[str, TensorInfo]) -> None:
-    """Raise UnsupportedModelError for quantised tensors, for a checkpoint without quantisation settings."""
-    for info in tensors.values():
-        if len(info.shape) > 1 and re.fullmatch(QUANTISED, info.dtype) and info.name.endswith(WEIGHTS):
-            raise refusal(folder, UNKNOWN, f"by its tensor {info.name}, {info.dtype}, but config.json has no settings")
-
-
-def refusal(folder: Path, method: Method, where: str) -> UnsupportedModelError:
-    """The error for an unsupported method."""
-    return UnsupportedModelError(
-        f"{folder}: the checkpoint is quantised: {method.name} ({where}); this format is not supported: "
-        "export the unquantised checkpoint, or one in a supported format (docs/quantised_checkpoints.md)"
-    )
 
 
 def _sections(config: Mapping[str, Any], where: str, depth: int = 3) -> Iterator[tuple[str, Any]]:

@@ -21,17 +21,13 @@ from partita import dtypes
 from partita.errors import CheckpointError
 from partita.export.weights import CHECKPOINT, of_torch
 from partita.export.weights.origins import Reader, Region, TensorInfo
-from partita.remedies import permission
+from partita.remedies import is_lfs_pointer, lfs_pull, permission
 from partita.untrusted_files import check_size, irregular
 
 FLOATS = {dtypes.dtype_named(name).safetensors: name for name in CHECKPOINT}
 """safetensors name -> ONNX name of float dtypes."""
 LAYOUTS = (("model.safetensors", "model.safetensors.index.json"), ("pytorch_model.bin", "pytorch_model.bin.index.json"))
 """A single file, and the index of a sharded one, in order of preference."""
-LFS_POINTER = b"version https://git-lfs.github.com/spec/"
-"""The first bytes of a Git LFS pointer file."""
-ZIP = b"PK\x03\x04"
-"""The first bytes of files that torch writes since 1.6."""
 SHOWN_CHARACTERS = 120
 """Maximum characters of a name from a file in a message."""
 MAPPED_BYTES = 32 << 20
@@ -50,7 +46,7 @@ def few(items: Sequence[str], separator: str = ", ") -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file. Raises CheckpointError when the file is unreadable or not a JSON object."""
+    """The object in a JSON file. Raises CheckpointError when the file is not a JSON object, OSError."""
     check_text_file(path)
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
@@ -62,7 +58,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def check_text_file(path: Path) -> None:
-    """Raise CheckpointError for an unreadable or too large file, and for a Git LFS pointer."""
+    """Raise CheckpointError for a too large file, and for a Git LFS pointer. Raises OSError."""
     refuse_pointer(path)
     try:
         check_size(path)
@@ -71,16 +67,9 @@ def check_text_file(path: Path) -> None:
 
 
 def refuse_pointer(path: Path) -> None:
-    """Raise CheckpointError for an unreadable file, and for a Git LFS pointer."""
-    try:
-        with path.open("rb") as stream:
-            head = stream.read(len(LFS_POINTER))
-    except OSError as error:
-        raise unreadable(error, path) from error
-    if head == LFS_POINTER:
-        raise CheckpointError(
-            f"{path}: a Git LFS pointer, and the file was not downloaded; run git lfs pull in {path.parent}"
-        )
+    """Raise CheckpointError for a Git LFS pointer."""
+    if is_lfs_pointer(path):
+        raise CheckpointError("a Git LFS pointer, and the file was not downloaded", path=path, remedy=lfs_pull(path))
 
 
 def unreadable(error: OSError, path: Path) -> CheckpointError:
@@ -119,13 +108,7 @@ def _read_sharded(folder: Path, index: str) -> tuple[dict[str, TensorInfo], tupl
             raise CheckpointError(f"{folder / name}: {reason}")
         if not (folder / name).is_file():
             raise CheckpointError(f"{folder / name}: this shard of {index} is missing; download the checkpoint again")
-        for info in list_tensors(folder, name):
-            if info.name in tensors:
-                raise CheckpointError(
-                    f"{folder}: tensor {info.name} is in both {tensors[info.name].file.name} and {name}; "
-                    "download the checkpoint again"
-                )
-            tensors[info.name] = info
+        tensors |= {info.name: info for info in list_tensors(folder, name)}  # as in transformers, the last file counts
     return tensors, files
 
 
@@ -134,7 +117,10 @@ def list_tensors(folder: Path, file: str) -> list[TensorInfo]:
     path = folder / file
     refuse_pointer(path)
     if file.endswith(".bin"):
-        found = [_described(name, path, tensor) for name, tensor in _load_bin(path).items()]
+        found = [
+            TensorInfo(name, path, tuple(each.shape), _dtype_name(each.dtype), each.nbytes)
+            for name, each in _load_bin(path).items()
+        ]
     else:
         found = _list_safetensors(path)
     for info in found:
@@ -175,41 +161,26 @@ def _size_bytes(dtype: str, shape: tuple[int, ...]) -> int:
     return (int(digits) if digits.isdigit() else 8) * math.prod(shape) // 8
 
 
-def _described(name: str, path: Path, tensor: torch.Tensor) -> TensorInfo:
-    dtype = of_torch(tensor.dtype)
-    return TensorInfo(
-        name, path, tuple(tensor.shape), dtype if dtype in CHECKPOINT else str(tensor.dtype), tensor.nbytes
-    )
+def _dtype_name(dtype: torch.dtype) -> str:
+    """The ONNX name of a float dtype, else torch's name."""
+    return of_torch(dtype) if of_torch(dtype) in CHECKPOINT else str(dtype)
 
 
-def _check_records(path: Path, size_bytes: int) -> None:
-    """Refuse an archive with missing or compressed records: torch maps the file without checking their sizes."""
+def _is_mappable(path: Path) -> bool:
+    """Whether torch can map a file: an archive, as it writes since 1.6, whose records are not compressed."""
     try:
         with zipfile.ZipFile(path) as archive:
-            records = archive.infolist()
-    except (zipfile.BadZipFile, ValueError, NotImplementedError, OSError) as error:
-        raise CheckpointError(
-            f"{path}: damaged or truncated at {size_bytes:,} bytes ({first_line(error)}); download the checkpoint again"
-        ) from error
-    wrong = [entry.filename for entry in records if (entry.compress_type, entry.file_size) != (0, entry.compress_size)]
-    stored = sum(entry.file_size for entry in records)
-    if wrong or stored > size_bytes:
-        raise CheckpointError(
-            f"{path}: its directory lists {stored:,} bytes of records in {size_bytes:,} bytes, compressed or missing: "
-            f"{few(wrong)}; save it again with torch, or use safetensors files"
-        )
+            return all(entry.compress_type == zipfile.ZIP_STORED for entry in archive.infolist())
+    except (zipfile.BadZipFile, ValueError, NotImplementedError):
+        return False
 
 
 def _load_bin(path: Path) -> dict[str, torch.Tensor]:
-    """Tensors of a .bin file, loaded with weights_only; mapped, unless torch before 1.6 wrote the file."""
-    with path.open("rb") as stream:
-        is_archive = stream.read(len(ZIP)) == ZIP
-    if is_archive:
-        _check_records(path, path.stat().st_size)
+    """Tensors of a .bin file, loaded with weights_only; mapped where possible."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
+            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=_is_mappable(path))
     except Exception as error:
         raise CheckpointError(
             f"{path}: cannot be read as plain weights ({first_line(error)}); use safetensors files"

@@ -20,7 +20,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from partita.errors import UnsupportedModelError
 from partita.export.passes.base import TracedGraph
 from partita.export.passes.cleaning import ROOT, clean, name_axes, name_nodes
-from partita.export.progress import SilentStage, Stage
+from partita.export.progress import Silent, Stage
 from partita.export.trace import DOMAIN, DOMAINS
 from partita.export.trace.attention import Lowering
 from partita.export.trace.decompositions import TABLE, quick_export, skip_decompositions
@@ -129,7 +129,7 @@ def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec, progress: Stage 
     ):
         wrapper = _Wrapper(fake, lowering, table, spec)
         onnx_program = torch.onnx.export(
-            _trace_with_torch(wrapper, arguments, spec, progress or SilentStage()),
+            _trace_with_torch(wrapper, arguments, spec, progress or Silent()),
             tuple(arguments.values()),
             dynamo=True,
             opset_version=spec.opset,

@@ -18,9 +18,8 @@ import torch
 from partita.errors import CheckpointError, PartitaError, ResourceError
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.naming import Sources
-from partita.export.checkpoint.weight_files import SHOWN_CHARACTERS, OpenFiles, few, unreadable
+from partita.export.checkpoint.weight_files import SHOWN_CHARACTERS, OpenFiles, few
 from partita.export.progress import Stage
-from partita.export.publish import is_written
 from partita.export.weights import CHECKPOINT, COMPUTING, to_ir
 from partita.export.weights.origins import Origin, TensorInfo
 from partita.export.weights.sources import StoredPart, WeightSource, checkpoint_weight, weight_part
@@ -33,7 +32,7 @@ INLINE_BYTES = 1024
 """Smaller constants stay inside the ONNX file."""
 ALIGNMENT = 4096
 """Offset alignment of large tensors for memory mapping by ONNX Runtime (ONNX external data specification)."""
-COMPUTED = ("inv_freq", ".masked_bias", ".attn.bias")
+COMPUTED = ("inv_freq", ".masked_bias", ".attn.bias", "position_ids")
 """Name suffixes of tensors that transformers computes, and that some checkpoints contain."""
 SPACE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -87,7 +86,6 @@ def _misfit(origin: Origin, shape: tuple[int, ...], dtype: ir.DataType) -> str |
 def unused_tensors(models: Iterable[ir.Model], checkpoint: Checkpoint, sources: Sources) -> list[str]:
     """Unused checkpoint tensors by outermost unused module: `vision_tower (312 tensors, 381 MiB)`."""
     used = {name for m in models for w in _weights(m) for name in w.source.tensors} | sources.second_names()
-    used |= sources.ignored_tensors
     left = [t for n, t in sorted(checkpoint.tensors.items()) if n not in used and not n.endswith(COMPUTED)]
     modules = {prefix for name in used for prefix in _modules(name)}
     groups: dict[str, list[TensorInfo]] = {}
@@ -225,6 +223,5 @@ def translate_space(error: OSError, folder: Path) -> PartitaError:
         return ResourceError(f"{where}: cannot write a temporary file ({error.strerror or error}); {remedy}")
     if error.errno in SPACE_ERRORS:
         return ResourceError(f"{folder.parent}: no space left while writing the package; free some and export again")
-    if isinstance(error.filename, str) and not is_written(Path(error.filename), folder):
-        return unreadable(error, Path(error.filename))
-    return ResourceError(f"{folder.parent}: cannot write the package ({error.strerror or error})")
+    where = error.filename if isinstance(error.filename, str) else folder.parent
+    return ResourceError(f"{where}: {error.strerror or error}; the package was not written")

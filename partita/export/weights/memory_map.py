@@ -105,18 +105,13 @@ def watch(model: torch.nn.Module) -> None:
     """Release a module's parameters after each run."""
     for module in model.modules():
         if any(hasattr(parameter, PAGES) for parameter in module._parameters.values()):
-            module.register_forward_hook(lambda module, *_: _release(module), always_call=True)
+            module.register_forward_hook(lambda module, *_: let_go(module), always_call=True)
     let_go(model)
 
 
 def let_go(model: torch.nn.Module) -> None:
     """Release all parameters that are in a file; written values persist."""
-    for module in model.modules():
-        _release(module)
-
-
-def _release(module: torch.nn.Module) -> None:
-    for parameter in module._parameters.values():
+    for parameter in model.parameters():
         pages = getattr(parameter, PAGES, None)
         if pages is not None:
             pages.madvise(mmap.MADV_DONTNEED)

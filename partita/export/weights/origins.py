@@ -51,7 +51,7 @@ class Origin(ABC):
         return self._read(_whole_region(self.shape), files)
 
     def permuted(self, order: tuple[int, ...]) -> Origin:
-        """The same values with axis `order[i]` as axis i. Raises ValueError where `order` is not a permutation."""
+        """The same values with axis `order[i]` as axis i."""
         return self if order == tuple(range(len(self.shape))) else self._permuted(order)
 
     @abstractmethod
@@ -127,11 +127,6 @@ class PermutedOrigin(DerivedOrigin):
 
     order: tuple[int, ...]
 
-    def __post_init__(self) -> None:
-        if sorted(self.order) != list(range(len(self.source.shape))):
-            raise ValueError(f"{self.order} is no order of the axes of {list(self.source.shape)}")
-        super().__post_init__()
-
     def _shape(self) -> tuple[int, ...]:
         return tuple(self.source.shape[axis] for axis in self.order)
 
@@ -159,21 +154,6 @@ class SlicedOrigin(DerivedOrigin):
         start, stop = region[self.axis]
         moved = (start + self.start, stop + self.start)
         return self.source.read((*region[: self.axis], moved, *region[self.axis + 1 :]), files)
-
-
-@dataclass(frozen=True)
-class PickedOrigin(DerivedOrigin):
-    """The values at `index` of `axis`, which is removed."""
-
-    axis: int
-    index: int
-
-    def _shape(self) -> tuple[int, ...]:
-        return (*self.source.shape[: self.axis], *self.source.shape[self.axis + 1 :])
-
-    def _read(self, region: Region, files: Reader) -> torch.Tensor:
-        below = (*region[: self.axis], (self.index, self.index + 1), *region[self.axis :])
-        return self.source.read(below, files).squeeze(self.axis)
 
 
 @dataclass(frozen=True)
@@ -210,11 +190,6 @@ class ReorderedOrigin(DerivedOrigin):
 @dataclass(frozen=True)
 class FlattenedOrigin(DerivedOrigin):
     """A stack [E, N, K] as one matrix [E * N, K]."""
-
-    def __post_init__(self) -> None:
-        if len(self.source.shape) != 3:
-            raise ValueError(f"{list(self.source.shape)} is no stack of matrices")
-        super().__post_init__()
 
     def _shape(self) -> tuple[int, ...]:
         count, rows, width = self.source.shape

@@ -8,13 +8,18 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from partita.export.checkpoint.companions import TEXTS, probe_tokenizer
+import pytest
+
+from partita.cli import run
+from partita.export.checkpoint.companions import probe_tokenizer
 from partita.package.folder import COMPANIONS, read_manifest
 from partita.runtime.generate.text.tokens import load_text
 from tests.conftest import DEMO_CHECKPOINT, REPOSITORY, Exported, TinyCheckpoint
 
 Copy = Callable[[Path], Path]
+TRUNCATED = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
 
 
 def probe(folder: Path, *told: str) -> str:
@@ -25,42 +30,49 @@ def probe(folder: Path, *told: str) -> str:
     return kind
 
 
-def test_plain_fast_tokenizer_requires_only_tokenizers(tiny_checkpoint: TinyCheckpoint) -> None:
-    assert probe(tiny_checkpoint("llama")) == "tokenizers"
-    assert probe(DEMO_CHECKPOINT) == "tokenizers"
-
-
-def test_saved_truncation_settings_are_ignored(tiny_checkpoint: TinyCheckpoint, own_copy: Copy) -> None:
-    folder = own_copy(tiny_checkpoint("llama"))
-    path = folder / "tokenizer.json"
-    saved = {**json.loads(path.read_text())}
-    saved["truncation"] = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
-    path.write_text(json.dumps(saved))
-    assert probe(folder) == "tokenizers"
-
-
-def test_missing_tokenizer_is_recorded_as_none(tiny_checkpoint: TinyCheckpoint) -> None:
-    assert probe(tiny_checkpoint("llama", tokenizer=False), "the checkpoint has no tokenizer") == "none"
-
-
-def test_settings_only_read_by_transformers_require_transformers(
-    tiny_checkpoint: TinyCheckpoint, own_copy: Copy
+@pytest.mark.parametrize(
+    ("file", "changes", "kind"),
+    [
+        ("tokenizer.json", {}, "tokenizers"),
+        ("tokenizer.json", {"truncation": TRUNCATED}, "tokenizers"),
+        # special tokens only there change ids in transformers, not in `tokenizers`
+        ("tokenizer_config.json", {"extra_special_tokens": ["<extra>"]}, "transformers"),
+    ],
+)
+def test_library_of_a_tokenizer_is_recorded(
+    tiny_checkpoint: TinyCheckpoint, own_copy: Copy, file: str, changes: dict[str, Any], kind: str
 ) -> None:
-    """Special tokens only in tokenizer_config.json change ids in transformers, not in `tokenizers`."""
     folder = own_copy(tiny_checkpoint("llama"))
-    path = folder / "tokenizer_config.json"
-    config = json.loads(path.read_text())
-    path.write_text(json.dumps({**config, "extra_special_tokens": ["<extra>"]}))
-    assert probe(folder) == "transformers"
+    (folder / file).write_text(json.dumps({**json.loads((folder / file).read_text()), **changes}))
+    assert probe(folder) == kind
+    assert probe(tiny_checkpoint("llama", tokenizer=False), "the checkpoint has no tokenizer") == "none"
 
 
 def test_tokenizers_and_transformers_give_equal_ids() -> None:
     plain, full = load_text(DEMO_CHECKPOINT, "tokenizers"), load_text(DEMO_CHECKPOINT, "transformers")
-    for text in TEXTS:
-        ids = full.encode(text)
-        assert plain.encode(text) == ids
-        assert plain.decode(ids) == full.decode(ids)
     assert plain.encode_chat("Hello", "Be brief") == full.encode_chat("Hello", "Be brief")
+
+
+def test_export_without_usable_tokenizer_requires_token_ids_in_generate(
+    tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damaged = own_copy(tiny_checkpoint("llama"))
+    (damaged / "tokenizer.json").write_text("{")
+    code = own_copy(tiny_checkpoint("llama", tokenizer=False))
+    own = {"tokenizer_class": "EvilTokenizer", "auto_map": {"AutoTokenizer": ["tokenization_evil.Evil", None]}}
+    (code / "tokenizer_config.json").write_text(json.dumps(own))
+    unloadable = "note: the checkpoint's tokenizer cannot be loaded ("
+    folders = {damaged: unloadable, code: unloadable, tiny_checkpoint("llama", tokenizer=False): "has no tokenizer"}
+    for number, (folder, told) in enumerate(folders.items()):
+        out = tmp_path / f"out{number}"
+        assert run(["export", str(folder), str(out), "--max-length", "64", "--no-verify"]) == 0
+        assert told in capsys.readouterr().err
+        generate = ["generate", str(out), "--provider", "cpu", "--max-new-tokens", "2"]
+        assert run([*generate, "some text"]) != 0
+        err = capsys.readouterr().err
+        assert err.count("\n") == 1 and "token" in err
+        assert run([*generate, "1,5,9", "--token-ids"]) == 0
+        assert capsys.readouterr().out.strip()
 
 
 def test_generate_loads_neither_torch_nor_transformers(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:

@@ -15,7 +15,7 @@ from partita.demo import heldout_path
 from partita.errors import CheckpointError, UsageError
 from partita.export.checkpoint.description import open_checkpoint
 from partita.export.checkpoint.naming import match_names
-from partita.export.progress import SilentStage
+from partita.export.progress import Silent
 from partita.export.quantise import Grid, Packing, calibration
 from partita.export.quantise.calibration import run_lockstep
 from partita.export.quantise.rewrite import PlacedWeight
@@ -56,7 +56,7 @@ def calibrated(
     into.mkdir(exist_ok=True)
     rounded.begin(into)
     sources, weights = match_names(model, checkpoint.tensors), placed(folder, names, rounded)
-    assert calibration.calibrate(model, checkpoint, text or some_text(), weights, sources, SilentStage()) == []
+    assert calibration.calibrate(model, checkpoint, text or some_text(), weights, sources, Silent()) == []
     return model, [each.packed for each in weights]
 
 

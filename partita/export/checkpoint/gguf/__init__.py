@@ -86,9 +86,9 @@ ENDS = frozenset(
 """End-of-generation tokens of llama.cpp (llama-vocab.cpp, special_eog_ids)."""
 HARMONY = frozenset({"<|return|>", "<|call|>", "<|end|>"})
 """In a vocabulary with all of them, <|end|> ends a message, not the generation."""
-MOST_TENSORS, MOST_SETTINGS, MOST_VALUES, MOST_BYTES = 1 << 14, 1 << 12, 1 << 21, 1 << 28
-"""Maximum counts and size of a header; values are those of all arrays together. Real files have fewer than 2,000
-tensors, 100 settings, 1.5 million values and 32 MiB."""
+MOST_ENTRIES, MOST_BYTES = 1 << 21, 1 << 28
+"""Limits of a header: tensors, settings and values of arrays together, and its size. Real files have fewer than 1.5
+million, and 32 MiB."""
 MOST_AXES, MOST_ALIGNMENT = 4, 1 << 20
 
 
@@ -114,7 +114,7 @@ class GgufTensor:
         return math.prod(self.shape[:-1]) * self.row_bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Header:
     """The contents of the header of a GGUF file."""
 
@@ -149,7 +149,7 @@ class _HeaderReader:
     """A parser of the bytes of a header. Reading past their end is an error."""
 
     def __init__(self, path: Path, data: mmap.mmap, size: int) -> None:
-        self.path, self.data, self.size, self.at, self.values = path, data, size, 0, 0
+        self.path, self.data, self.size, self.at, self.entries = path, data, size, 0, 0
 
     def header(self) -> Header:
         """Parse the whole header."""
@@ -163,8 +163,7 @@ class _HeaderReader:
                 "with a current llama.cpp"
             )
         tensors, settings = self.number("Q"), self.number("Q")
-        self.check_count(tensors, MOST_TENSORS, "tensors")
-        self.check_count(settings, MOST_SETTINGS, "settings")
+        self.count(tensors + settings)
         found: dict[str, Any] = {}
         for _ in range(settings):
             name = self.text()
@@ -179,11 +178,13 @@ class _HeaderReader:
         """The error of a damaged file."""
         return CheckpointError(f"{self.path}: damaged or truncated: {what}; download it again")
 
-    def check_count(self, count: int, most: int, what: str) -> None:
-        """Raise UnsupportedModelError above a limit."""
-        if count > most:
+    def count(self, entries: int) -> None:
+        """Add entries to those before. Raises UnsupportedModelError above the limit."""
+        self.entries += entries
+        if self.entries > MOST_ENTRIES:
             raise UnsupportedModelError(
-                f"{self.path}: it declares {count:,} {what}, but at most {most:,} are supported"
+                f"{self.path}: its header declares {self.entries:,} tensors, settings and array values, but at most "
+                f"{MOST_ENTRIES:,} are supported"
             )
 
     def take(self, count: int) -> bytes:
@@ -213,8 +214,7 @@ class _HeaderReader:
         if kind == STRING:
             return self.text()
         inner, count = (self.number("I"), self.number("Q")) if kind == ARRAY else (None, 0)
-        self.values += count
-        self.check_count(self.values, MOST_VALUES, "values in arrays")
+        self.count(count)
         if inner == STRING:
             return tuple(self.text() for _ in range(count))
         if inner not in SCALARS:

@@ -36,21 +36,13 @@ SPLITS_AS_GPT2 = ("gpt-2", "phi-2", "mpt", "olmo")
 """Names of common pre-tokenizers that split text as GPT-2 does, which transformers assumes for unknown names."""
 
 
-class Scratch:
-    """A temporary folder, removed with the object or at exit."""
-
-    def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="partita-gguf-"))
-        weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
-
-
 @dataclass(frozen=True, slots=True)
 class ConvertedFile:
     """A GGUF file and the folder made from it."""
 
     header: Header
-    scratch: Scratch
-    """Has the folder made from the file."""
+    """The folder is removed with it or at exit."""
+    folder: Path
     notes: tuple[str, ...]
 
 
@@ -81,8 +73,8 @@ def prepare(path: Path) -> ConvertedFile:
             f"{path}: transformers cannot read GGUF files of architecture {header.architecture[:80]}; it "
             f"reads {', '.join(sorted(known))}; export the checkpoint that the file was converted from"
         )
-    scratch = Scratch()
-    folder = scratch.folder
+    folder = Path(tempfile.mkdtemp(prefix="partita-gguf-"))
+    weakref.finalize(header, shutil.rmtree, folder, ignore_errors=True)
     (folder / path.name).symlink_to(path.resolve())
     with quiet(), translate_errors(f"{path}: reading the config of {header.architecture}"):
         config = AutoConfig.from_pretrained(str(folder), gguf_file=path.name, local_files_only=True)
@@ -91,7 +83,7 @@ def prepare(path: Path) -> ConvertedFile:
     if FACTORS in header.tensors:
         raw |= _with_factors(header, raw)
     (folder / "config.json").write_text(json.dumps(raw, default=str), encoding="utf-8")
-    return ConvertedFile(header, scratch, _tokenizer(header, folder, path.name))
+    return ConvertedFile(header, folder, _tokenizer(header, folder, path.name))
 
 
 def read(prepared: ConvertedFile, config: PreTrainedConfig) -> QuantisedTensors:

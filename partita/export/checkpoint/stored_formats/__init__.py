@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 
 from partita.errors import CheckpointError, UnsupportedModelError
-from partita.export.checkpoint.quantisation_method import DetectedMethod, refusal
+from partita.export.checkpoint.quantisation_method import DetectedMethod
 from partita.export.checkpoint.weight_files import SHOWN_CHARACTERS, OpenFiles, few
 from partita.export.weights import unpack
 from partita.export.weights.origins import Origin, Reader, Region, TensorInfo
@@ -339,7 +339,10 @@ def affine(info: TensorInfo) -> AffineWeight | None:
 def read(folder: Path, found: DetectedMethod, tensors: Mapping[str, TensorInfo]) -> QuantisedTensors:
     """The tensors of a quantised checkpoint as floats. Raises UnsupportedModelError, CheckpointError."""
     if not found.method.reader:
-        raise refusal(folder, found.method, found.evidence)
+        raise UnsupportedModelError(
+            f"{folder}: the checkpoint is quantised: {found.method.name} ({found.evidence}); this format is not "
+            "supported: export the unquantised checkpoint, or one in a supported format (docs/quantised_checkpoints.md)"
+        )
     sources = StoredTensors(folder, found.method.name, found.settings, tensors)
     reader = importlib.import_module(f"{__name__}.{found.method.reader}")
     every: list[StoredWeight | None] = reader.read(sources)

@@ -36,6 +36,8 @@ from partita.export.checkpoint.weight_files import OpenFiles
 from partita.export.weights.origins import TensorInfo
 
 BITS = (2, 3, 4, 8)
+Stored = tuple[str, tuple[int, ...], int, TensorInfo, TensorInfo]
+"""A module, the shape and bits of its weight, its integers and its scales."""
 
 
 def read(sources: StoredTensors) -> list[StoredWeight | None]:
@@ -47,7 +49,8 @@ def read(sources: StoredTensors) -> list[StoredWeight | None]:
         raise sources.unsupported_error("with transforms of activations", "quantise the model without transform_config")
     groups = _groups_with(sources.settings, "weights")
     structures = [shape for each in groups if (shape := _block_structure(each)) is not None]
-    weights: list[StoredWeight | None] = [_packed(sources, stem, groups) for stem in sources.stems(".weight_packed")]
+    stored = [_packed(sources, stem, groups) for stem in sources.stems(".weight_packed")]
+    found: list[StoredWeight] = []
     for stem in sources.stems(".weight", f"{SIGNED_BYTE}|{FLOAT8}"):
         weight, scales = sources.take(f"{stem}.weight"), sources.take(f"{stem}.weight_scale", FLOAT)
         if weight is None or scales is None:
@@ -55,18 +58,23 @@ def read(sources: StoredTensors) -> list[StoredWeight | None]:
         if weight.dtype in ("I8", "torch.int8"):
             widths = {each.get("num_bits") for each in groups}
             bits = next((bits for bits in BITS if widths == {bits}), 8)
-            weights.append(_of_module(sources, stem, groups, weight, scales, bits, weight.shape))
+            stored.append((stem, weight.shape, bits, weight, scales))
         else:
             blocks, declared = next(iter(structures), (BLOCK, BLOCK)), 0 < len(structures) == len(groups)
-            weights.append(scaled_weight(sources, weight, scales, blocks, declared=declared))
+            found.append(scaled_weight(sources, weight, scales, blocks, declared=declared))
             sources.optional(f"{stem}.weight_zero_point")
-    found = [weight for weight in weights if weight is not None]
+    has_zeros = bool(groups) and all(each.get("symmetric") is False for each in groups)
+    has_order = bool(groups) and all(each.get("actorder") in (True, "group", "dynamic") for each in groups)
+    for stem, sizes, bits, integers, scales in filter(None, stored):
+        zeros = (sources.take if has_zeros else sources.optional)(f"{stem}.weight_zero_point")
+        g_idx = (sources.take if has_order else sources.optional)(f"{stem}.weight_g_idx", INT32)
+        found.append(of_integers(sources, f"{stem}.weight", sizes, bits, integers, scales, zeros, g_idx))
     for each in found:
         _check_groups(sources, each, groups)
     if groups and all(each.get("symmetric") is True for each in groups):
         sources.symmetric |= {each.name: "symmetric" for each in found}
     note_activations(sources, declared=bool(_groups_with(sources.settings, "input_activations")))
-    return weights
+    return [*found]
 
 
 def _check_groups(sources: StoredTensors, weight: StoredWeight, groups: list[Mapping[str, Any]]) -> None:
@@ -81,7 +89,7 @@ def _check_groups(sources: StoredTensors, weight: StoredWeight, groups: list[Map
         )
 
 
-def _packed(sources: StoredTensors, stem: str, groups: list[Mapping[str, Any]]) -> StoredWeight | None:
+def _packed(sources: StoredTensors, stem: str, groups: list[Mapping[str, Any]]) -> Stored | None:
     """A weight of packed integers. Its shape is stored, because the last word of a row may be padded."""
     packed, scales = sources.take(f"{stem}.weight_packed"), sources.take(f"{stem}.weight_scale")
     stored = sources.take(f"{stem}.weight_shape", INTEGER)
@@ -103,24 +111,7 @@ def _packed(sources: StoredTensors, stem: str, groups: list[Mapping[str, Any]]) 
             f"is {list(packed.shape)}, which does not match {stored.name} {[rows, width]} as integers of "
             f"{' or '.join(map(str, allowed or declared))} bits",
         )
-    return _of_module(sources, stem, groups, packed, scales, bits, (rows, width))
-
-
-def _of_module(
-    sources: StoredTensors,
-    stem: str,
-    groups: list[Mapping[str, Any]],
-    integers: TensorInfo,
-    scales: TensorInfo,
-    bits: int,
-    shape: tuple[int, ...],
-) -> StoredWeight:
-    """A weight of integers with its zero points and groups, which the settings may require."""
-    has_zeros = bool(groups) and all(each.get("symmetric") is False for each in groups)
-    has_order = bool(groups) and all(each.get("actorder") in (True, "group", "dynamic") for each in groups)
-    zeros = (sources.take if has_zeros else sources.optional)(f"{stem}.weight_zero_point")
-    g_idx = (sources.take if has_order else sources.optional)(f"{stem}.weight_g_idx", INT32)
-    return of_integers(sources, f"{stem}.weight", shape, bits, integers, scales, zeros, g_idx)
+    return stem, (rows, width), bits, packed, scales
 
 
 def of_integers(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from partita.export.checkpoint import auto_class
 from partita.export.checkpoint.adapters import read_adapter
@@ -18,18 +18,13 @@ from partita.export.checkpoint.description import open_checkpoint
 from partita.export.verify.known_answer import load
 from partita.package.folder import KNOWN_ANSWER, read_manifest
 from tests.adapters import PREFIX, save_adapter
+from tests.checkpoints import edit_tensors
 from tests.conftest import Exported, TinyCheckpoint, require
 
 
 def changed(checkpoint: Path, folder: Path, change: Callable[[dict[str, Any]], None]) -> Path:
-    """A copy of a checkpoint with its weights changed, in float32."""
-    from safetensors.torch import load_file, save_file
-
-    shutil.copytree(checkpoint, folder)
-    tensors = {name: value.float() for name, value in load_file(folder / "model.safetensors").items()}
-    change(tensors)
-    save_file({name: value.contiguous() for name, value in tensors.items()}, folder / "model.safetensors")
-    return folder
+    """A copy of a checkpoint with its weights changed."""
+    return edit_tensors(Path(shutil.copytree(checkpoint, folder)), change)
 
 
 def by_hand(
@@ -85,46 +80,31 @@ def agree(model: Any, other: Path) -> None:
     np.testing.assert_allclose(logits(model), logits(wanted), atol=2e-4, rtol=2e-4)
 
 
-@pytest.mark.parametrize(
-    ("options", "scales"),
-    [
-        ({"lora_alpha": 6}, lambda module, rank: 6 / rank),
-        ({"lora_alpha": 6, "use_rslora": True, "use_dora": True}, lambda module, rank: 6 / math.sqrt(rank)),
-        (
-            {"ranks": {"k_proj": 2}, "rank_pattern": {"k_proj": 2}, "alpha_pattern": {r"layers\.1\..*\.q_proj": 1}},
-            lambda module, rank: (1 if "layers.1" in module and module.endswith("q_proj") else 8) / rank,
-        ),
-    ],
-    ids=["alpha", "rslora and dora", "patterns"],
-)
-def test_merged_weights_match_the_lora_formula(
-    options: Any, scales: Any, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
-) -> None:
+def test_patterns_of_ranks_and_alphas_match_the_lora_formula(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     checkpoint = tiny_checkpoint("llama")
-    adapter = save_adapter(tmp_path / "adapter", checkpoint, **options)
+    patterns: Any = {"rank_pattern": {"k_proj": 2}, "alpha_pattern": {r"layers\.1\..*\.q_proj": 1}}
+    adapter = save_adapter(tmp_path / "adapter", checkpoint, ranks={"k_proj": 2}, **patterns)
+
+    def scale(module: str, rank: int) -> float:
+        return (1 if "layers.1" in module and module.endswith("q_proj") else 8) / rank
+
     model = merged_model(checkpoint, adapter)
-    agree(model, changed(checkpoint, tmp_path / "changed", by_hand(adapter, scales)))
+    agree(model, changed(checkpoint, tmp_path / "changed", by_hand(adapter, scale)))
     assert np.abs(logits(model) - logits(load(open_checkpoint(str(checkpoint))))).max() > 0.1
 
 
-@pytest.mark.parametrize("options", [{}, pytest.param({"precision": "int8"}, marks=pytest.mark.heavy)], ids=str)
-def test_package_matches_the_merged_model(
-    options: Any, tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path
-) -> None:
+def test_package_matches_the_merged_model(tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path) -> None:
     checkpoint = tiny_checkpoint("llama")
     adapter = save_adapter(tmp_path / "adapter", checkpoint, use_dora=True)
-    package = exported(checkpoint, adapter=adapter, **options)
+    package = exported(checkpoint, adapter=adapter)
     manifest = read_manifest(package)
     (record,) = manifest.adapters
     assert manifest.verification.status == "verified" and record.merged and record.name == "adapter"
     assert record.kind == "dora" and record.ranks == (4,) and record.modules == 8
     assert [file.name for file in record.source] == ["adapter_config.json", "adapter_model.safetensors"]
-    from safetensors.numpy import load_file
-
     answer = load_file(package / KNOWN_ANSWER)
-    tolerance = 0.5 if options else 2e-4  # rounded weights in the one, none in the other
     wanted = logits(merged_model(checkpoint, adapter), answer["prompt"])
-    np.testing.assert_allclose(answer["prefill_logits"], wanted, atol=tolerance, rtol=tolerance)
+    np.testing.assert_allclose(answer["prefill_logits"], wanted, atol=2e-4, rtol=2e-4)
 
 
 def test_transposed_weights_merge_correctly(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 import torch
 from safetensors.numpy import load_file
@@ -14,12 +13,12 @@ from safetensors.numpy import load_file
 from partita.errors import UnsupportedModelError
 from partita.export.checkpoint.description import open_checkpoint
 from partita.export.verify.known_answer import load
-from partita.package.folder import KNOWN_ANSWER, answer_file, read_manifest, record_file, write_manifest
+from partita.package.folder import KNOWN_ANSWER, answer_file, read_manifest
 from tests import quantised_checkpoints as formats
 from tests.adapters import save_adapter
 from tests.conftest import Exported, TinyCheckpoint, require
 from tests.export.checkpoint.adapters.test_merge import logits, merged_model
-from tests.export.checkpoint.adapters.test_switched import PROMPT, greedy, tokens_of
+from tests.export.checkpoint.adapters.test_switched import greedy, tokens_of
 from tests.export.test_bad_checkpoints import refuse
 from tests.gguf_files import save_gguf
 
@@ -30,7 +29,6 @@ BASES: dict[str, tuple[dict[str, Any], formats.Packer]] = {
     "gptq_act_order": ({**GPTQ, "desc_act": True}, formats.gptq(order=ORDER)),
     "nf4": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, formats.nf4),
 }
-TIE = 0.01
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
@@ -62,31 +60,6 @@ def of_peft(base: Path, adapter: Path) -> Any:
     return peft.PeftModel.from_pretrained(load(open_checkpoint(str(base))), str(adapter))
 
 
-def with_float_products(package: Path) -> Path:
-    """The package, whose products do not round activations to 8 bits any more."""
-    model = onnx.load(package / "model.onnx", load_external_data=False)
-    levels = [each for node in model.graph.node for each in node.attribute if each.name == "accuracy_level"]
-    assert levels
-    for each in levels:
-        each.i = 1
-    onnx.save(model, package / "model.onnx")
-    manifest = read_manifest(package)
-    files = tuple(record_file(package, record.name) for record in manifest.files)
-    write_manifest(package, manifest.model_copy(update={"files": files}))
-    return package
-
-
-def same_but_for_a_tie(found: list[int], expected: list[int], wanted: Any) -> None:
-    """Tokens are equal up to one that is as likely as the expected one, as far as 8-bit activations can tell: those of
-    GGUF's rounding are 0.001 apart at the third token, where logits go from -5 to 5.
-    """
-    for place, (mine, theirs) in enumerate(zip(found, expected, strict=True)):
-        if mine != theirs:
-            row = wanted[len(PROMPT) - 1 + place]
-            assert row[theirs] - row[mine] < TIE, f"token {place + 1}"
-            return
-
-
 @pytest.mark.filterwarnings("ignore")  # peft is not ours
 @pytest.mark.parametrize("dora", [False, True], ids=["lora", "dora"])
 @pytest.mark.parametrize("name", ["gptq", "gptq_act_order", "nf4", "gguf"])
@@ -99,20 +72,10 @@ def test_merged_quantised_base_matches_peft(name: str, dora: bool, floats: Path,
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("nf4", {"precision": "fp32"}),
-        pytest.param("gptq", {"precision": "fp32"}, marks=pytest.mark.heavy),
-        pytest.param("gguf", {"precision": "fp32"}, marks=pytest.mark.heavy),
-    ],
-)
-def test_package_of_merged_quantised_base_matches_peft(
-    name: str, options: Any, floats: Path, exported: Exported, tmp_path: Path
-) -> None:
-    base = base_of(name, floats, tmp_path)
+def test_package_of_merged_quantised_base_matches_peft(floats: Path, exported: Exported, tmp_path: Path) -> None:
+    base = base_of("nf4", floats, tmp_path)
     adapter = save_adapter(tmp_path / "adapter", floats, ("q_proj", "down_proj"))
-    package = exported(base, adapter=adapter, **options)
+    package = exported(base, adapter=adapter, precision="fp32")
     manifest, answer = read_manifest(package), load_file(package / KNOWN_ANSWER)
     assert manifest.verification.status == "verified" and taken(package) == "dequantised"
     wanted = logits(of_peft(base, adapter), answer["prompt"])
@@ -123,7 +86,7 @@ def test_package_of_merged_quantised_base_matches_peft(
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["gptq_act_order", pytest.param("gguf", marks=pytest.mark.heavy)])
 def test_switchable_adapter_on_stored_integers_matches_peft(
-    name: str, floats: Path, exported: Exported, own_copy: Any, tmp_path: Path
+    name: str, floats: Path, exported: Exported, tmp_path: Path
 ) -> None:
     base = base_of(name, floats, tmp_path)
     adapter = save_adapter(tmp_path / "adapter", floats, LINEAR)
@@ -133,11 +96,6 @@ def test_switchable_adapter_on_stored_integers_matches_peft(
     assert manifest.graph.precision == "int4"
     wanted = logits(of_peft(base, adapter), answer["prompt"])
     np.testing.assert_allclose(answer["prefill_logits"], wanted, atol=3e-4, rtol=3e-4)
-    exact = with_float_products(own_copy(package))
-    for used, model in (("tuned", of_peft(base, adapter)), (None, load(open_checkpoint(str(base))))):
-        expected = greedy(model)
-        assert tokens_of(exact, used) == expected
-        same_but_for_a_tie(tokens_of(package, used), expected, logits(model, np.array([*PROMPT, *expected])))
 
 
 @pytest.mark.parametrize("name", ["gptq", "gguf"])

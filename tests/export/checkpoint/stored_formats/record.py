@@ -90,13 +90,14 @@ def _awq() -> Recorded:
     return settings, {f"X.{name}": getattr(made, name) for name in ("qweight", "qzeros", "scales")}, expected
 
 
-def _compressed(form: str, weights: dict[str, Any], dtype: torch.dtype = torch.bfloat16) -> Recorded:
+def _compressed(form: str, bits: int = 8, kind: str = "int", **more: Any) -> Recorded:
+    weights = {"num_bits": bits, "type": kind, **more}
     compressors, quantization = library("compressed_tensors.compressors"), library("compressed_tensors.quantization")
     calculate_qparams = library("compressed_tensors.quantization.utils").calculate_qparams
 
     args = quantization.QuantizationArgs(**weights)
     scheme = quantization.QuantizationScheme(targets=["Linear"], weights=args, format=form)
-    given = weight().to(dtype)
+    given = weight().to(torch.bfloat16)
     if args.strategy == "block":
         high, wide = args.block_structure
         blocks = given.reshape(ROWS // high, high, WIDTH // wide, wide).transpose(1, 2).flatten(2)
@@ -196,7 +197,7 @@ def _torchao_int4(granularity: str, *settings: int) -> Recorded:
     return _torchao("IntxWeightOnlyConfig", **asked)
 
 
-GROUPS = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}
+GROUPS: dict[str, Any] = {"strategy": "group", "group_size": 32}
 CASES: dict[str, Callable[[], Recorded]] = {
     "gptq_4": lambda: _gptq(4, 32, symmetric=False, order=False),
     "gptq_4_symmetric": lambda: _gptq(4, 32, symmetric=True, order=False),
@@ -205,24 +206,16 @@ CASES: dict[str, Callable[[], Recorded]] = {
     "gptq_2": lambda: _gptq(2, 32, symmetric=False, order=False),
     "gptq_act_order": lambda: _gptq(4, 32, symmetric=False, order=True),
     "awq": _awq,
-    "compressed_w4a16": lambda: _compressed("pack-quantized", {**GROUPS, "symmetric": True}),
-    "compressed_w4a16_asymmetric": lambda: _compressed("pack-quantized", {**GROUPS, "symmetric": False}),
-    "compressed_w3a16": lambda: _compressed("pack-quantized", {**GROUPS, "num_bits": 3, "symmetric": False}),
-    "compressed_w8a16": lambda: _compressed(
-        "pack-quantized", {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True}
-    ),
-    "compressed_int8": lambda: _compressed(
-        "int-quantized", {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True}
-    ),
-    "compressed_int8_asymmetric": lambda: _compressed(
-        "int-quantized", {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": False}
-    ),
-    "compressed_fp8": lambda: _compressed("float-quantized", {"num_bits": 8, "type": "float", "strategy": "channel"}),
-    "compressed_fp8_tensor": lambda: _compressed(
-        "float-quantized", {"num_bits": 8, "type": "float", "strategy": "tensor"}
-    ),
+    "compressed_w4a16": lambda: _compressed("pack-quantized", 4, symmetric=True, **GROUPS),
+    "compressed_w4a16_asymmetric": lambda: _compressed("pack-quantized", 4, symmetric=False, **GROUPS),
+    "compressed_w3a16": lambda: _compressed("pack-quantized", 3, symmetric=False, **GROUPS),
+    "compressed_w8a16": lambda: _compressed("pack-quantized", strategy="channel", symmetric=True),
+    "compressed_int8": lambda: _compressed("int-quantized", strategy="channel", symmetric=True),
+    "compressed_int8_asymmetric": lambda: _compressed("int-quantized", strategy="channel", symmetric=False),
+    "compressed_fp8": lambda: _compressed("float-quantized", kind="float", strategy="channel"),
+    "compressed_fp8_tensor": lambda: _compressed("float-quantized", kind="float", strategy="tensor"),
     "compressed_fp8_block": lambda: _compressed(
-        "float-quantized", {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [16, 16]}
+        "float-quantized", kind="float", strategy="block", block_structure=[16, 16]
     ),
     "fp8_block": lambda: _fp8(16),
     "fp8_block_float32": lambda: _fp8(16, torch.float32),
