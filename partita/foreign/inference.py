@@ -13,16 +13,18 @@ from partita import dtypes
 from partita.errors import PackageError
 from partita.foreign import GraphFacts, Size
 from partita.foreign.evidence import EMPTY_CONTRACT, LAYER, Evidence, StateSettings, Written
-from partita.foreign.layouts import Phase
-from partita.foreign.ports import by_name, fits, logits_of, named_sizes, tokens_by_use
-from partita.foreign.states import (
+from partita.foreign.ports import (
     GQA,
     ROWS_AXIS,
     Pair,
     batch_axis,
+    by_name,
+    fits,
     frequencies_change_at,
     growing_axis,
     layer_in,
+    logits_of,
+    named_sizes,
     pair_up,
     rolls,
     rows_axis,
@@ -30,7 +32,7 @@ from partita.foreign.states import (
     window_of,
 )
 from partita.observations.text_format import listing, plural
-from partita.package.contract import Contract, GraphFile, Port, Role, State
+from partita.package.contract import Contract, GraphFile, Phase, Port, Role, State
 from partita.package.records import PortSource
 from partita.remedies import Remedy
 
@@ -139,12 +141,9 @@ class Inference:
                 if role is not None:  # Olive names the last-index input after past lengths
                     found[port.name] = "last_index" if port.name in last_indices else role, source
         if all(role != "tokens" for role, _ in found.values()):
-            name = tokens_by_use(graph, [port for port in graph.inputs if port.name not in found])
-            if name is None:
-                shown = listing(f"{port.name} {port.declared}" for port in graph.inputs[:5]) or "none"
-                what = f"no input for token ids was found; its inputs are {shown}"
-                raise self.graph_error(graph, what, WRITE_CONTRACT)
-            found[name] = "tokens", "the graph"
+            shown = listing(f"{port.name} {port.declared}" for port in graph.inputs[:5]) or "none"
+            what = f"no input for token ids was found; its inputs are {shown}"
+            raise self.graph_error(graph, what, WRITE_CONTRACT)
         for name, (role, source) in found.items():
             other = next(each for each, (its_role, _) in found.items() if its_role == role)
             if other != name:
@@ -199,7 +198,7 @@ class Inference:
             written.append(Pair(port, present, layer, states.kind, WRITTEN))
         presents = {pair.present.name for pair in written}
         outputs = [port for port in graph.outputs if port.name not in presents]
-        inferred, unidentified = pair_up(inputs, outputs, graph, self.evidence.names)
+        inferred, unidentified = pair_up(inputs, outputs, self.evidence.names)
         if unidentified:
             first, more = unidentified[0], len(unidentified) - 1
             others = f" ({plural(more, 'other input')} likewise)" if more else ""

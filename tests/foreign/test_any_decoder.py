@@ -19,7 +19,7 @@ from tests.runtime.generate.test_cache import adding
 CONSTANTS = """int64[1] last = {-1}, int64[1] one = {1}, int64[1] huge = {1000000}, int64[1] time = {1},
  int64 axis = {1}, int64 depth = {64}, float[2] values = {0, 1}"""
 LOOKED_UP = f"""<ir_version: 10, opset_import: ["": 17]>
-g (int64[rows,S] x, float[rows,P,1] memory_in_7, int64[1] num_logits_to_keep)
+g (int64[rows,S] token_ids, float[rows,P,1] memory_in_7, int64[1] num_logits_to_keep)
   => (float[rows,K,64] scores, float[rows,T,1] memory_out_7)
 <{CONSTANTS}>
 {{
@@ -28,7 +28,7 @@ g (int64[rows,S] x, float[rows,P,1] memory_in_7, int64[1] num_logits_to_keep)
   ramp = Range(zero, depth, step)
   column = Unsqueeze(ramp, last)
   table = Cast<to = 1>(column)
-  new = Gather<axis = 0>(table, x)
+  new = Gather<axis = 0>(table, token_ids)
   memory_out_7 = Concat<axis = 1>(memory_in_7, new)
   sums = CumSum(memory_out_7, axis)
   begin = Neg(num_logits_to_keep)
@@ -38,7 +38,7 @@ g (int64[rows,S] x, float[rows,P,1] memory_in_7, int64[1] num_logits_to_keep)
   next = Mod(whole, depth)
   scores = OneHot(next, depth, values)
 }}"""
-"""Tokens are what a table is looked up by; the cache grows; logits of as many of the last positions as is asked for."""
+"""The cache grows; logits of as many of the last positions as is asked for."""
 SUMMED = f"""<ir_version: 10, opset_import: ["": 17]>
 g (int32[1,S] token_ids, int64[1] past_len, float[1,1] past_ssm_0) => (float[1,1,64] logits, float[1,1] present_ssm_0)
 <{CONSTANTS}>
@@ -85,7 +85,7 @@ def test_inferred_roles_record_their_source(tmp_path: Path) -> None:
     manifest = open_folder(folder_of(LOOKED_UP, tmp_path / "odd"))
     assert manifest.foreign is not None and manifest.foreign.layout == "onnx"
     sources = {port.name: (port.meaning, port.source) for port in manifest.foreign.ports}
-    assert sources["x"] == ("tokens", "the graph")
+    assert sources["token_ids"] == ("tokens", "name, type and shape")
     assert sources["memory_in_7"] == ("key of layer 7", "name, type and shape")
     assert sources["scores"][0] == "logits"
     (state,) = manifest.graph.states

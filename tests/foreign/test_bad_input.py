@@ -99,14 +99,12 @@ def linked_outside(folder: Path) -> None:
     ("damage", "said"),
     [
         (copied_to("encoder_model.onnx"), "encoder_model.onnx: component of an encoder-decoder or multimodal model"),
-        (copied_to("onnx/vision_encoder_q4.onnx"), "onnx/vision_encoder_q4.onnx"),
         (copied_to("onnx/embed_tokens.onnx"), "onnx/embed_tokens.onnx"),
         (lambda folder: (folder / "model.onnx.data").unlink(), "its weights file 'model.onnx.data' is missing"),
         (lambda folder: (folder / "model.onnx").unlink(), "model.onnx: no such file"),
         (linked_outside, "model.onnx.data: a link out of the folder, to "),
         (padded_to(1 << 26), "not a protobuf message"),
         (padded_to(3 << 30), "above 2 GiB"),
-        (padded_to(1 << 40), "above 2 GiB"),
     ],
 )
 def test_missing_damaged_or_other_files_are_reported(
@@ -134,15 +132,11 @@ def test_truncated_weights_error_suggests_download(sample: Sample) -> None:
     ("key", "value", "said"),
     [
         ("offset", "-1", "offset '-1'"),
-        ("offset", "x", "offset 'x'"),
         ("offset", str(1 << 70), "offset '118"),
         ("length", "-5", "length '-5'"),
-        ("length", "1.5", "length '1.5'"),
         ("location", None, "no location"),
         ("location", "a\0b", "not followed"),
-        ("location", "../outside", "not followed"),
         ("location", "/dev/zero", "not followed"),
-        ("location", "", "missing"),
     ],
 )
 def test_invalid_external_data_location_is_rejected(key: str, value: str | None, said: str, sample: Sample) -> None:
@@ -179,7 +173,6 @@ WINDOW = "model__decoder__sliding_window"
         ),
         ("genai", {"model__vocab_size": 2}, "genai_config.json contradicts the graph: its vocabulary has 2 tokens"),
         ("genai", {WINDOW: {"window_size": 8}}, SLIDES),
-        ("genai", {WINDOW: {"window_size": 8, "slide_inputs": False}}, SLIDES),
         ("genai", {"model__vision": {"filename": "vision.onnx"}}, "has a section 'vision'; .* in one ONNX file"),
         ("genai", {"model__decoder__pipeline": [{"a": {}}]}, "has a section 'pipeline'"),
         ("genai", {"model": {}}, "section 'decoder' is missing"),
@@ -197,16 +190,6 @@ def test_unsupported_or_damaged_configuration_is_rejected(
         changed(config, **settings)
     with pytest.raises(PackageError, match=said):
         open_folder(folder)
-
-
-@pytest.mark.parametrize("side", ["inputs", "outputs"])
-def test_attention_operator_overrides_wrong_cache_names(side: str, sample: Sample) -> None:
-    folder = sample("genai-fp32-cpu")
-    right = open_folder(folder).graph.states
-    time, of = ("past", "past_key_values") if side == "inputs" else ("present", "present")
-    for key, name in (("key", "value"), ("value", "key")):
-        changed(folder / "genai_config.json", **{f"model__decoder__{side}__{time}_{key}_names": f"{of}.%d.{name}"})
-    assert open_folder(folder).graph.states == right
 
 
 @pytest.mark.parametrize(
@@ -249,20 +232,12 @@ KEYS = '[[states]]\npast = "past_key_values.{layer}.key"\npresent = "present.{la
         (KEYS + "grows = 9\n", "axis 9"),
         ("length = 4\n", "length"),
         ('[ports]\nids = "token"\n', "ports.ids"),
-        ('[[states]]\npast = "x"\npresent = "y"\nkind = "keys"\n', "states.0.kind"),
         ('[[states]]\npast = "x"\npresent = "y"\nkind = "key"\n', "has states 'x', which no graph has"),
         (KEYS + 'shape = ["B", -1, "N", 16]\n', "states.0.shape.1"),
-        (KEYS + 'shape = ["B", 1, "M", 16]\n', "states.0.shape.2"),
-        (KEYS + 'shape = ["B", 1, "N", 1099511627776]\n', "states.0.shape.3"),
         (KEYS + 'shape = ["B", 16]\n', "the shape [B, 16], which contradicts the graph"),
-        (KEYS + 'shape = ["N", 2, "N", 16]\n', "the shape [N, 2, N, 16], which contradicts the graph"),
-        ('[[files]]\nfile = ""\n', "files.0.file"),
         ('batch_size = "4"\n', "batch_size: Input should be a valid integer"),
-        ("max_length = true\n", "max_length: Input should be a valid integer"),
-        (f"batch_size = {'9' * 400}\n", "batch_size"),
         (f"batch_size = {'9' * 5000}\n", "not TOML"),
         (f"a = {'[' * 3000}{']' * 3000}\n", "not TOML: maximum recursion"),
-        ("max_length = 2026-11-24\n", "max_length: Input should be a valid integer"),
     ],
 )
 def test_invalid_contract_is_rejected(text: str, said: str, sample: Sample, tmp_path: Path) -> None:
