@@ -60,17 +60,9 @@ def continuing(work: Work, traced: list[TracedGraph]) -> list[TracedGraph]:
         raise UnsupportedModelError(
             f"the model writes the state {forgets[0]} but never reads it, so it cannot be exported"
         )
-    if len(traced) == 1:
-        return traced
     if len(kept) < len(traced):
         add_note(work, "its recurrent state advances one token per step, so prompts are prefilled one token at a time")
         return [replace(kept[-1], file="model.onnx", phase="any")]
-    chunk = traced[0].spec.sequence_length
-    add_note(
-        work,
-        f"the model has convolution or recurrent states: prompts are prefilled {chunk} tokens at a time, "
-        "the rest one by one",
-    )
     return traced
 
 
@@ -169,10 +161,6 @@ class Draft:
             traced = continuing(work, traced)
         for note in (note for item in traced for note in item.notes):
             add_note(work, note)
-        if not self.fake.probed.length_as_tensor:
-            add_note(
-                work, "the model's code needs the number of cached tokens as a Python int, so it was traced with 0"
-            )
         graphs = Graphs(self, variant, chosen, traced)
         with stage(work.progress, "rewrite", work.seconds, of=str(variant)):
             _rewrite(graphs)

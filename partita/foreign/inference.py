@@ -121,8 +121,6 @@ class Inference:
         if odd:
             raise PackageError(f"{self.folder_path}: {WRITTEN} has {odd[0]}, which no graph has", remedy=CORRECT)
 
-    # --- inputs and outputs -------------------------------------------------------------------------------------------
-
     def roles_of(self, graph: GraphFacts) -> dict[str, Role]:
         """Input name -> role, for the inputs that are not states. Raises PackageError without an input of tokens."""
         named = {name: role for key, role in ROLES_OF_GENAI.items() if (name := self.evidence.names.get(key))}
@@ -177,8 +175,6 @@ class Inference:
         if not found:
             raise self.graph_error(graph, "the vocabulary size is unknown", WRITE_CONTRACT)
         return found
-
-    # --- states -------------------------------------------------------------------------------------------------------
 
     def states_of(self, graph: GraphFacts, roles: Mapping[str, Role]) -> list[Pair]:
         """The states of a graph. Raises PackageError for inputs that are neither ports nor states."""
@@ -284,8 +280,6 @@ class Inference:
         width = self.evidence.head_size // 2 if packed else self.evidence.head_size
         return {HEADS_AXIS: self.evidence.kv_heads, WIDTH_AXIS: width}.get(axis) or None
 
-    # --- lengths ------------------------------------------------------------------------------------------------------
-
     def fixed_length(
         self, graph: GraphFacts, pairs: Sequence[Pair], symbol: Size, roles: Mapping[str, Role]
     ) -> int | None:
@@ -353,8 +347,6 @@ class Inference:
             return False
         sizes = {abs(number) - self.evidence.window for each, _ in self.graphs for number in each.integers.values()}
         return not sizes.isdisjoint((-1, 0, 1)) or any(each.has_masks for each, _ in self.graphs)
-
-    # --- the rest -----------------------------------------------------------------------------------------------------
 
     def appends_chunks(self, files: Sequence[GraphFile], states: Sequence[State], batch: int) -> bool:
         """Whether a step may have several tokens after past ones."""

@@ -43,7 +43,6 @@ GIVE_MODEL = Remedy("give a package, or a folder with one model")
 GET_AGAIN = Remedy("download the folder again")
 KNOWN_ANSWER = "known_answer.safetensors"
 QUALITY = "quality.safetensors"
-HASH_CHUNK_BYTES = 1 << 20
 COMPANIONS = (
     *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
     *("added_tokens.json", "chat_template.jinja", "chat_template.json", "tokenizer.model", "vocab.json", "merges.txt"),
@@ -244,12 +243,9 @@ def answer_file(name: str) -> str:
 
 
 def sha256_of(path: Path) -> str:
-    """Hex SHA-256 of a file, read in 1 MiB pieces."""
-    digest = hashlib.sha256()
+    """Hex SHA-256 of a file."""
     with path.open("rb") as stream:
-        while piece := stream.read(HASH_CHUNK_BYTES):
-            digest.update(piece)
-    return digest.hexdigest()
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def linked_sha256(path: Path) -> str | None:
@@ -280,13 +276,17 @@ def is_of_others(manifest: Path) -> bool:
 
     A damaged file counts as a package's.
     """
+    keys = manifest_keys(manifest)
+    return keys is not None and not (keys & {"schema", "graph", "files"} or keys >= MODEL_PACKAGE)
+
+
+def manifest_keys(manifest: Path) -> set[str] | None:
+    """The keys of the object in a JSON file; None for another or a damaged file."""
     try:
         value = read_json_value(manifest)
     except (OSError, ValueError):
-        return False
-    if not isinstance(value, dict):
-        return False
-    return not (value.keys() & {"schema", "graph", "files"} or value.keys() >= MODEL_PACKAGE)
+        return None
+    return set(value) if isinstance(value, dict) else None
 
 
 def read_manifest(folder: Path) -> Manifest:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from partita.cli import run
 from partita.dtypes import PRECISIONS
 from partita.foreign.folder import open_folder
 from partita.library.inspecting import read
-from tests.foreign.conftest import KNOWN, SAMPLES, Sample, changed
+from tests.foreign.conftest import KNOWN, SAMPLES, Sample
 from tests.foreign.reference_loop import plain_tokens
 from tests.foreign.test_bad_input import altered
 from tests.foreign.test_generate import generated
@@ -88,17 +87,6 @@ def test_gqa_graph_in_hub_layout_matches(tmp_path: Path) -> None:
     assert generated(tmp_path) == TOKENS
 
 
-def test_growing_cache_with_genai_config_matches(sample: Sample) -> None:
-    """past_present_share_buffer, which is true, describes onnxruntime-genai, not the graph."""
-    folder = sample("optimum")
-    shutil.copy(SAMPLES / "genai-fp32-cpu" / "genai_config.json", folder)
-    changed(folder / "genai_config.json", search__past_present_share_buffer=True)
-    manifest = open_folder(folder)
-    assert manifest.foreign is not None and manifest.foreign.layout == "onnxruntime-genai"
-    assert [(state.growing_axis, state.in_place) for state in manifest.graph.states] == [(2, False)] * 2
-    assert generated(folder) == TOKENS
-
-
 def windowed(model: onnx.ModelProto, **more: int) -> None:
     """Give attention a window of 4 tokens, and further attributes."""
     for node in model.graph.node:
@@ -128,13 +116,6 @@ def test_rolling_window_cache_matches_full_cache(sample: Sample, rows: int | Non
     states = open_folder(folder).graph.states
     assert {(state.rolling, state.shape[2]) for state in states} == {(True, rows or 4)}
     assert generated(folder) == generated(folder, chunk=3) == wanted != TOKENS
-
-
-def test_webgpu_graph_matches_tokens_on_cpu() -> None:
-    manifest = open_folder(SAMPLES / "genai-int4-webgpu")
-    assert (manifest.graph.precision, manifest.graph.attention) == ("int4", "gqa")
-    known = json.loads((SAMPLES / "genai-int4-cpu" / "tokens.json").read_text(encoding="utf-8"))
-    assert generated(SAMPLES / "genai-int4-webgpu", count=COUNT) == known["tokens"][:COUNT]
 
 
 def test_placement_limits_apply_to_selected_variant(variants: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.checkpoints import save_random_model
+from tests.export.breadth.shrinking import named, shrink
 
 LINEAR, FULL, SLIDING = "linear_attention", "full_attention", "sliding_attention"
 DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
@@ -134,17 +135,9 @@ SPECIAL: dict[str, dict[str, Any]] = {
     },
     "unlimited_ocr_text": {"num_key_value_heads": 4},
     "qwen2_vl": {"image_token_id": 287},
-    **dict.fromkeys(
-        (
-            "cosmos3_edge_text",
-            "glm4v_text",
-            "glm_ocr_text",
-            "paddleocr_vl_text",
-            "qwen2_5_omni_text",
-            "qwen2_5_vl_text",
-            "qwen2_vl_text",
-        ),
+    **named(
         THREE_ROWS,
+        "cosmos3_edge_text glm4v_text glm_ocr_text paddleocr_vl_text qwen2_5_omni_text qwen2_5_vl_text qwen2_vl_text",
     ),
     "glm4v_moe_text": {"rope_parameters": {**DEFAULT_ROPE, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 2]}},
     "qwen4_exp_text": {
@@ -234,50 +227,27 @@ IMPOSSIBLE: dict[str, str] = {
 
 # Seeds other than 0, with which greedy tokens differ from each other; with 3, doge chooses no keys that score alike.
 SEEDS: dict[str, int] = {
-    "big_bird": 6,
-    "bloom": 4,
-    "codegen": 2,
-    "data2vec-text": 6,
-    "doge": 3,
-    "electra": 3,
-    "gemma2": 2,
-    "gemma3_text": 2,
-    "git": 1,
-    "gptj": 1,
-    "marian": 3,
-    "megatron-bert": 1,
-    "olmo2": 5,
-    "openai-gpt": 1,
-    "phi": 1,
-    "rembert": 2,
-    "roberta": 6,
-    "roberta-prelayernorm": 2,
-    "roformer": 6,
-    "xglm": 7,
-    "xlnet": 5,
-    "xmod": 2,
+    **named(1, "git gptj megatron-bert openai-gpt phi"),
+    **named(2, "codegen gemma2 gemma3_text rembert roberta-prelayernorm xmod"),
+    **named(3, "doge electra marian"),
+    **named(4, "bloom"),
+    **named(5, "olmo2 xlnet"),
+    **named(6, "big_bird data2vec-text roberta roformer"),
+    **named(7, "xglm"),
 }
 
 # Standard deviations of the weights other than 0.2, where that turns the rounding of float32 into differences of 1e-5
 # and more.
 STDS: dict[str, float] = {
-    "gemma3n_text": 0.15,
-    "hrm_text": 0.15,
-    "lara_mini": 0.1,
-    "qwen3_5": 0.1,
-    "qwen3_5_moe": 0.1,
-    "qwen3_5_moe_text": 0.1,
-    "qwen3_5_text": 0.1,
-    "qwen3_next": 0.1,
-    "zamba": 0.17,
+    **named(0.1, "lara_mini qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_next"),
+    **named(0.15, "gemma3n_text hrm_text"),
+    **named(0.17, "zamba"),
 }
 
 
 def settings(model_type: str) -> dict[str, Any]:
     """The config settings of a tiny checkpoint of `model_type`."""
     from transformers import AutoConfig
-
-    from tests.export.breadth.shrinking import shrink
 
     return shrink(AutoConfig.for_model(model_type), SPECIAL)
 

@@ -6,10 +6,8 @@ Runtime is not among them: its threads would not survive the fork.
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
-import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from multiprocessing.connection import Connection
@@ -55,18 +53,11 @@ def run_type(model_type: str, lowerings: Sequence[str], limit_seconds: float) ->
                 found.append(receiver.recv())
         except EOFError:
             process.join()
-            found.append(Outcome(model_type, lowerings[len(found)], "crashed", reason=_end(process.exitcode)))
+            reason = f"the process ended with code {process.exitcode}"
+            found.append(Outcome(model_type, lowerings[len(found)], "crashed", reason=reason))
         process.join()
         receiver.close()
     return found
-
-
-def _end(code: int | None) -> str:
-    """How a process ended that sent nothing."""
-    with contextlib.suppress(ValueError):
-        if code is not None and code < 0:
-            return f"the process ended with {signal.Signals(-code).name}"
-    return f"the process ended with code {code}"
 
 
 def _silence() -> None:
