@@ -49,6 +49,7 @@ def hub_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder as hub repositories for transformers.js are, with variants that ONNX Runtime's own tools made."""
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
+    from onnxruntime.quantization.matmul_bnb4_quantizer import MatMulBnb4Quantizer
     from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
     from onnxruntime.transformers.float16 import convert_float_to_float16
 
@@ -59,10 +60,15 @@ def hub_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copy(SAMPLES / "optimum" / name, folder)
     plain = shutil.copy(SAMPLES / "optimum" / "model.onnx", inner)
     onnx.save(convert_float_to_float16(onnx.load(plain)), inner / "model_fp16.onnx")
-    quantize_dynamic(plain, inner / "model_int8.onnx", weight_type=QuantType.QInt8)
+    for name, kind in (("int8", QuantType.QInt8), ("uint8", QuantType.QUInt8)):
+        quantize_dynamic(plain, inner / f"model_{name}.onnx", weight_type=kind)
     packer = MatMulNBitsQuantizer(onnx.load(plain), block_size=32, is_symmetric=True)
     packer.process()
     packer.model.save_model_to_file(str(inner / "model_q4.onnx"))
+    onnx.save(convert_float_to_float16(packer.model.model), inner / "model_q4f16.onnx")
+    table = MatMulBnb4Quantizer(onnx.load(plain), MatMulBnb4Quantizer.NF4, 32)
+    table.process()
+    onnx.save(table.model.model, inner / "model_bnb4.onnx")
     return folder
 
 

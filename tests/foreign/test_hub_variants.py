@@ -14,44 +14,11 @@ from partita.dtypes import PRECISIONS
 from partita.foreign.folder import open_folder
 from partita.library.inspecting import read
 from tests.foreign.conftest import KNOWN, SAMPLES, Sample
-from tests.foreign.reference_loop import plain_tokens
 from tests.foreign.test_bad_input import altered
 from tests.foreign.test_generate import generated
 
-PROMPT, TOKENS = KNOWN["prompt"], KNOWN["tokens"]
-COUNT = 6
+TOKENS = KNOWN["tokens"]
 CONFIGS = ("config.json", "generation_config.json")
-
-
-@pytest.fixture(scope="module")
-def variants(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the rarer forms, made by ONNX Runtime's own tools."""
-    from onnxruntime.quantization import QuantType, quantize_dynamic
-    from onnxruntime.quantization.matmul_bnb4_quantizer import MatMulBnb4Quantizer
-    from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
-    from onnxruntime.transformers.float16 import convert_float_to_float16
-
-    folder = tmp_path_factory.mktemp("variants-")
-    (inner := folder / "onnx").mkdir()
-    plain = SAMPLES / "optimum" / "model.onnx"
-    for name in CONFIGS:
-        shutil.copy(SAMPLES / "optimum" / name, folder)
-    packer = MatMulNBitsQuantizer(onnx.load(plain), block_size=32, is_symmetric=True)
-    packer.process()
-    onnx.save(convert_float_to_float16(packer.model.model), inner / "model_q4f16.onnx")
-    table = MatMulBnb4Quantizer(onnx.load(plain), MatMulBnb4Quantizer.NF4, 32)
-    table.process()
-    onnx.save(table.model.model, inner / "model_bnb4.onnx")
-    quantize_dynamic(plain, inner / "model_uint8.onnx", weight_type=QuantType.QUInt8)
-    return folder
-
-
-@pytest.mark.parametrize(("variant", "precision"), [("q4f16", "int4"), ("uint8", "int8"), ("bnb4", "int4")])
-def test_rare_variants_match_plain_loop(variant: str, precision: str, variants: Path) -> None:
-    wanted = plain_tokens(variants / "onnx" / f"model_{variant}.onnx", PROMPT, COUNT)
-    assert generated(variants, variant=variant, count=COUNT) == wanted
-    with partita.load(variants, "cpu", variant=variant) as model:
-        assert model.manifest.graph.precision == precision
 
 
 @pytest.mark.parametrize(("bits", "precision"), [((2,), "int2"), ((8, 8, 4), "int8"), ((4, 8), "int4")])
@@ -118,9 +85,8 @@ def test_rolling_window_cache_matches_full_cache(sample: Sample, rows: int | Non
     assert generated(folder) == generated(folder, chunk=3) == wanted != TOKENS
 
 
-def test_placement_limits_apply_to_selected_variant(variants: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The folder holds several models and no default."""
-    words = [str(variants), "5,6,7", "--token-ids", "-n", "2", "--provider", "cpu", "--variant", "uint8"]
+def test_placement_limits_apply_to_selected_variant(hub_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [str(hub_folder), "5,6,7", "--token-ids", "-n", "2", "--provider", "cpu", "--variant", "uint8"]
     assert run(["generate", *words, "--max-copies", "0"]) == 0, capsys.readouterr().err
 
 

@@ -141,8 +141,7 @@ def test_decoder_pair_with_different_weights_is_rejected(sample: Sample) -> None
 
 def test_report_excludes_test_run(sample: Sample) -> None:
     with partita.load(sample("optimum"), "cpu") as model:
-        for _ in model.generate(SAMPLE_PROMPT, max_new_tokens=4, stop_token_ids=()):
-            pass
+        model.generate(SAMPLE_PROMPT, max_new_tokens=4, stop_token_ids=()).run()
         report = model.report(probe_seconds=0)
     assert {phase.name: phase.observed_runs for phase in report.phases} == {"prefill": 1, "decode": 3}
 

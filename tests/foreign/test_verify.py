@@ -54,21 +54,6 @@ def test_verify_fails_against_different_checkpoint(
     assert cli.run(command) != 0
 
 
-def test_window_longer_than_compared_text_is_not_exercised(
-    sample: Sample, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    """The graph is a llama's; its reference has the same weights and a sliding window."""
-    require("torch")
-    shutil.copytree(CHECKPOINT, tmp_path / "other")
-    settings = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 1500}
-    changed(tmp_path / "other" / "config.json", **settings, max_position_embeddings=2048)
-    folder = sample("optimum")
-    changed(folder / "config.json", max_position_embeddings=2048)
-    command = ["verify", str(folder), "--provider", "cpu", "--reference", str(tmp_path / "other")]
-    assert cli.run([*command, "--max-length", "2048"]) == 0
-    assert "verified (not exercised: sliding window of 1500 tokens) on CPU" in capsys.readouterr().out
-
-
 def test_verify_of_int4_weights_gives_no_verdict(sample: Sample, capsys: pytest.CaptureFixture[str]) -> None:
     require("torch")
     folder = sample("genai-int4-cpu")
