@@ -12,9 +12,18 @@ import pytest
 from tests.conftest import REPOSITORY, require
 from tests.export.breadth import recipes
 from tests.export.breadth.__main__ import arguments
-from tests.export.breadth.goals import LEAST, NAMED, complaints
 from tests.export.breadth.page import page
-from tests.export.breadth.records import LOWERINGS, Outcome, Results, all_types, causal_types, multimodal_types
+from tests.export.breadth.records import (
+    LEAST,
+    LOWERINGS,
+    NAMED,
+    Outcome,
+    Results,
+    all_types,
+    causal_types,
+    complaints,
+    multimodal_types,
+)
 from tests.export.breadth.running import run, run_type
 
 # What each brings that the others have not; test_parity.py and test_experts.py have windows, softcaps, two rotations,

@@ -20,9 +20,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import partita
-from tests.export.breadth.goals import complaints
 from tests.export.breadth.page import page
-from tests.export.breadth.records import LOWERINGS, VERSIONS, Outcome, Results, all_types
+from tests.export.breadth.records import LOWERINGS, VERSIONS, Outcome, Results, all_types, complaints
 from tests.export.breadth.running import LIMIT_SECONDS, run
 
 _WHEELS = ("onnxruntime-gpu", "onnxruntime")
