@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from partita import dtypes
 from partita.errors import PackageError
 from partita.foreign import GraphFacts, Size
 from partita.foreign.evidence import EMPTY_CONTRACT, LAYER, Evidence, StateSettings, Written
@@ -58,7 +57,6 @@ WRITTEN = "the contract file"
 """The source of settings in the user's contract."""
 WRITE_CONTRACT = Remedy("specify its role in a file", options=("--contract", "FILE.toml"))
 SPECIFY_AXIS = Remedy("specify its growing axis or its shape in a file", options=("--contract", "FILE.toml"))
-OTHER_TYPE = Remedy("export it with a cache of 16- or 32-bit floats, or 8-bit integers")
 CORRECT = Remedy("correct the contract file")
 
 
@@ -208,11 +206,7 @@ class Inference:
         return pairs
 
     def state(self, pair: Pair, graph: GraphFacts, symbol: Size, batch: int, length: int) -> State:
-        """One state. Raises PackageError where its shape or growing axis is unknown, and for an unsupported type."""
-        element = dtypes.find(pair.past.dtype)
-        if element is not None and element.storage is None:
-            what = f"numpy has no type for {element.name}, so Partita cannot store it"
-            raise self.state_error(pair, what, OTHER_TYPE)
+        """One state. Raises PackageError where its shape or growing axis is unknown, ValidationError for its type."""
         declared = self.settings(pair)
         shared, of_batch = shares_buffer(pair, graph), batch_axis(symbol, pair.past)
         in_place = shared if declared.in_place is None else declared.in_place
