@@ -246,14 +246,3 @@ def test_cache_with_another_reader_of_keys_is_not_in_place(tmp_path: Path) -> No
     expected = plain_tokens(folder / "model.onnx", PROMPT, COUNT)
     for chunk in (100, 3):
         assert tokens(folder, [PROMPT], Choice(), chunk, COUNT) == [expected]
-
-
-def test_head_shapes_and_windows_are_read_from_graph(tmp_path: Path) -> None:
-    """Layers may differ, as in Gemma 4 by onnxruntime-genai's builder: its config holds one pair of head numbers."""
-    folder = folder_of(GQA.format(window=f", local_window_size = {WINDOW}"), 1, tmp_path / "kinds", width=16)
-    numbers = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_size": 8}
-    changed(folder / "genai_config.json", **{f"model__decoder__{name}": value for name, value in numbers.items()})
-    found = {(state.layer, state.shape, state.window) for state in open_folder(folder).graph.states}
-    assert found == {(0, (1, 1, LONGEST, 16), WINDOW)}
-    expected = plain_tokens(folder / "model.onnx", PROMPT, COUNT)
-    assert tokens(folder, [PROMPT], Choice(), 3, COUNT) == [expected]

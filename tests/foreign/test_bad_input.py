@@ -254,14 +254,6 @@ def test_contract_supplies_missing_cache_information(sample: Sample, tmp_path: P
 # graphs
 
 
-def scaled(model: onnx.ModelProto) -> None:
-    """The graph does not only append to the cache, and the output has another name."""
-    renamed("present.0.value", "whole")(model)
-    next(port for port in model.graph.output if port.name == "whole").name = "odd"
-    model.graph.initializer.append(helper.make_tensor("scale", 1, [], [1.0]))
-    model.graph.node.append(helper.make_node("Mul", ["whole", "scale"], ["odd"], name="scaled"))
-
-
 def typed(start: str | tuple[str, ...], dtype: int, name: str | None = None) -> Change:
     """Give ports whose names begin with `start` another type, and another name."""
 
@@ -285,7 +277,10 @@ def typed(start: str | tuple[str, ...], dtype: int, name: str | None = None) -> 
             typed("input_ids", TensorProto.FLOAT, "inputs_embeds"),
             "no input for token ids was found; its inputs are inputs_embeds float32",
         ),
-        (scaled, r"past_key_values.0.value float32\[batch_size,1,past_sequence_length,16\] .*--contract"),
+        (
+            renamed("present.0.value", "odd"),
+            r"past_key_values.0.value float32\[batch_size,1,past_sequence_length,16\] .*--contract",
+        ),
         (
             typed(("past", "present"), TensorProto.FLOAT8E4M3FN),
             "dtype: numpy has no type that stores float8e4m3fn",
@@ -299,13 +294,12 @@ def test_unsupported_input_is_reported(change: Change, said: str, sample: Sample
         open_folder(folder)
 
 
-def of_tomorrow(model: onnx.ModelProto) -> None:
-    node = next(node for node in model.graph.node if node.op_type == "Softmax")
-    node.op_type, node.domain = "SoftmaxOfTomorrow", "com.microsoft"
-
-
 def test_operator_missing_from_onnx_runtime_is_reported(sample: Sample) -> None:
-    folder = altered(sample("optimum"), of_tomorrow)
+    def change(model: onnx.ModelProto) -> None:
+        node = next(node for node in model.graph.node if node.op_type == "Softmax")
+        node.op_type, node.domain = "SoftmaxOfTomorrow", "com.microsoft"
+
+    folder = altered(sample("optimum"), change)
     with pytest.raises(PartitaError, match=r"this ONNX Runtime lacks the operator com\.microsoft\.SoftmaxOfTomorrow"):
         load(folder)
 
