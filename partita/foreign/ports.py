@@ -173,7 +173,7 @@ def _by_template(port: ModelPort, outputs: Sequence[ModelPort], templates: Mappi
 
 
 def _by_mark(port: ModelPort, inputs: Sequence[ModelPort], outputs: Sequence[ModelPort]) -> Pair | None:
-    """The pair of the only input and output with the same mark, type and rank; of keys unless a word says otherwise."""
+    """The pair of the only input and output with the same mark, type and rank; of keys by default."""
     numbers, words = mark = _mark(port.name)
     pasts, presents = (
         [each for each in ports if _mark(each.name) == mark and _same_type(each, port)] for ports in (inputs, outputs)
