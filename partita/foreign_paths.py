@@ -73,7 +73,9 @@ def _recognise_folder(folder: Path) -> ForeignPath:
     if any(child.suffix == GGUF for child in children):
         return ForeignPath("a folder with a GGUF file, not a package", _exporting(folder), is_checkpoint=True)
     if models:
-        return ForeignPath(f"a folder with an ONNX model, not a package ({MANIFEST} is missing)", _placing(models[0]))
+        return ForeignPath(
+            f"a folder with an ONNX model, not a package ({MANIFEST} is missing)", PLACE.filled(path=models[0])
+        )
     return ForeignPath(f"not a Partita package, it has no {MANIFEST}", EXPORT_ANY.filled(out="OUT"))
 
 
@@ -99,7 +101,7 @@ def _recognise_file(path: Path) -> ForeignPath:
     if (folder / MANIFEST).is_file():
         return ForeignPath("a file inside a package; a package is a folder", NAME.filled(path=path.parent))
     if path.suffix == ONNX:
-        return ForeignPath("an ONNX file, not a package", _placing(path))
+        return ForeignPath("an ONNX file, not a package", PLACE.filled(path=path))
     schema = _schema_of(path).partition("/")[0]
     if schema in READ_BY_SHOW:
         return ForeignPath(f"{READ_BY_SHOW[schema]}, not a package", SHOW.filled(path=path))
@@ -120,11 +122,6 @@ def _exporting(path: Path) -> Remedy:
     """The command that exports a checkpoint to a package in the working directory."""
     name = path.absolute().name.removesuffix(GGUF) or "checkpoint"
     return EXPORT.filled(checkpoint=path, out=f"{name}-package")
-
-
-def _placing(path: Path) -> Remedy:
-    """The command that shows the placement of an ONNX file."""
-    return PLACE.filled(path=path)
 
 
 def _schema_of(path: Path) -> str:

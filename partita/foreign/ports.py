@@ -250,7 +250,7 @@ def growing_axis(pair: Pair, batch: int | None) -> int | None:
     """The axis along which present is longer than past; None where they have one size, or it is unknown.
 
     `batch`: the batch axis, which does not grow. A fixed axis, or one with the same name in past and present, does not
-    grow; of several others, the axis named like a length grows.
+    grow. Of several others, the axis named like a length grows, else the token axis of keys and values.
     """
     past, present = pair.shape, pair.present.shape or ()
     free = [axis for axis, size in enumerate(past) if not isinstance(size, int) and axis != batch]
@@ -258,6 +258,8 @@ def growing_axis(pair: Pair, batch: int | None) -> int | None:
         free = [axis for axis in free if past[axis] is None or past[axis] != present[axis]]
     named = [axis for axis in free if isinstance(past[axis], str) and LENGTHS.search(str(past[axis]))]
     found = named if len(named) == 1 else free
+    if len(found) > 1 and len(past) == ROWS_AXIS + 2 and pair.kind in ("key", "value"):
+        found = [ROWS_AXIS] if ROWS_AXIS in found else []
     return found[0] if len(found) == 1 else None
 
 

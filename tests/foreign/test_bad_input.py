@@ -254,6 +254,18 @@ def test_contract_supplies_missing_cache_information(sample: Sample, tmp_path: P
 # graphs
 
 
+def test_open_cache_sizes_are_those_of_config(sample: Sample) -> None:
+    def change(model: onnx.ModelProto) -> None:
+        for port in (*model.graph.input, *model.graph.output):
+            if port.name.startswith(("past", "present")):
+                for size in port.type.tensor_type.shape.dim:
+                    size.Clear()
+
+    folder = sample("optimum")
+    declared = open_folder(folder).graph.states
+    assert open_folder(altered(folder, change)).graph.states == declared
+
+
 def typed(start: str | tuple[str, ...], dtype: int, name: str | None = None) -> Change:
     """Give ports whose names begin with `start` another type, and another name."""
 

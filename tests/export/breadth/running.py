@@ -60,21 +60,16 @@ def run_type(model_type: str, lowerings: Sequence[str], limit_seconds: float) ->
     return found
 
 
-def _silence() -> None:
-    """Discard what libraries print, and compute with one thread."""
+def _child(sender: Connection, model_type: str, lowerings: list[str]) -> None:
+    """Send one outcome after the other, computed with one thread. What libraries print is discarded."""
     quiet = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
         os.dup2(quiet, stream)
     import torch
 
-    torch.set_num_threads(1)
-
-
-def _child(sender: Connection, model_type: str, lowerings: list[str]) -> None:
-    """Send one outcome after the other."""
-    _silence()
     from tests.export.breadth.outcomes import outcomes
 
+    torch.set_num_threads(1)
     for outcome in outcomes(model_type, lowerings):
         sender.send(outcome)
     sender.close()
