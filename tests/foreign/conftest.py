@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 
@@ -16,11 +17,8 @@ KNOWN: dict[str, list[int]] = json.loads((SAMPLES / "tokens.json").read_text(enc
 """Prompt, and the greedy tokens of transformers after it."""
 
 
-class Sample(Protocol):
-    """What the fixture `sample` gives."""
-
-    def __call__(self, layout: str) -> Path:
-        """A folder of this layout that the test may change."""
+Sample = Callable[[str], Path]
+"""The fixture `sample`: a folder of a layout that the test may change."""
 
 
 @pytest.fixture
