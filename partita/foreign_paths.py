@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,6 @@ PLACE = Remedy("show its placement with", ("partita", "place", "{path}"))
 SHOW = Remedy("show it with", ("partita", "report", "show", "{path}"))
 NAME = Remedy("name {path} instead")
 CHOOSE = Remedy("name the package's folder")
-DOWNLOAD = Remedy("download it again")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,47 +56,39 @@ def recognise(path: Path) -> ForeignPath:
 
 def _recognise_folder(folder: Path) -> ForeignPath:
     """Identify a folder without a manifest."""
-    inside = sorted(child for child in folder.iterdir() if (child / MANIFEST).is_file())
-    if inside and not (folder / CONFIG).is_file():
-        return ForeignPath(f"no {MANIFEST}, but it contains a package", NAME.filled(path=inside[0]))
+    children = sorted(folder.iterdir())
     is_checkpoint = (folder / CONFIG).is_file()
-    has_models = any(folder.glob(f"*{ONNX}")) or (is_checkpoint and _has_weights(folder))
-    nested = () if has_models else _nested_models(folder)
-    if nested:
+    inside = [child for child in children if (child / MANIFEST).is_file()]
+    if inside and not is_checkpoint:
+        return ForeignPath(f"no {MANIFEST}, but it contains a package", NAME.filled(path=inside[0]))
+    models = [child for child in children if child.suffix == ONNX]
+    has_weights = is_checkpoint and any(child.suffix in WEIGHTS for child in children)
+    if not (models or has_weights) and (nested := _nested_models(folder)):
         shown = ", ".join(str(home.relative_to(folder)) for home in nested[:SHOWN])
         more = f" and {len(nested) - SHOWN} more" if len(nested) > SHOWN else ""
         what = "a folder with an ONNX model" if len(nested) == 1 else f"{len(nested)} folders with ONNX models"
         return ForeignPath(f"contains no model, but {what} below it: {shown}{more}", NAME.filled(path=nested[0]))
     if is_checkpoint:
         return ForeignPath("a checkpoint, not a package", _exporting(folder), is_checkpoint=True)
-    if any(folder.glob(f"*{GGUF}")):
+    if any(child.suffix == GGUF for child in children):
         return ForeignPath("a folder with a GGUF file, not a package", _exporting(folder), is_checkpoint=True)
-    models = sorted(folder.glob("*.onnx"))
     if models:
-        return ForeignPath(f"a folder with an ONNX model, not a package ({MANIFEST} is missing)", _placing(models[0]))
+        return ForeignPath(
+            f"a folder with an ONNX model, not a package ({MANIFEST} is missing)", PLACE.filled(path=models[0])
+        )
     return ForeignPath(f"not a Partita package, it has no {MANIFEST}", EXPORT_ANY.filled(out="OUT"))
-
-
-def _has_weights(folder: Path) -> bool:
-    """Whether a folder contains weights of a checkpoint."""
-    return any(child.suffix in WEIGHTS for child in folder.iterdir())
 
 
 def _nested_models(folder: Path) -> tuple[Path, ...]:
     """Subfolders with ONNX models, as Hub repositories have them for each device and precision."""
     found: dict[Path, None] = {}
-    queue = [(folder, 0)]
-    for home, depth in queue:  # grows during the loop, up to the limits
-        try:
-            children = sorted(home.iterdir())
-        except OSError:
-            continue
-        files = [child.name for child in children if child.suffix == ONNX or child.name == GENAI_CONFIG]
-        if files and home != folder:
-            found[home.parent if home.name == ONNX_FOLDER and home.parent != folder else home] = None
-        if depth < DEEPEST:
-            below = [child for child in children if child.is_dir() and not child.name.startswith(".")]
-            queue += [(child, depth + 1) for child in below[: max(0, MOST_FOLDERS - len(queue))]]
+    for count, (home, below, files) in enumerate(os.walk(folder)):
+        path = Path(home)
+        below[:] = sorted(name for name in below if not name.startswith("."))
+        if count >= MOST_FOLDERS or len(path.relative_to(folder).parts) >= DEEPEST:
+            below.clear()
+        if path != folder and any(name.endswith(ONNX) or name == GENAI_CONFIG for name in files):
+            found[path.parent if path.name == ONNX_FOLDER and path.parent != folder else path] = None
     return tuple(found)
 
 
@@ -104,14 +96,12 @@ def _recognise_file(path: Path) -> ForeignPath:
     folder = path.absolute().parent
     if is_lfs_pointer(path):
         return ForeignPath("not a package; a package is a folder", lfs_pull(path))
-    if _begins_with(path, GGUF_MAGIC):
+    if path.suffix == GGUF or _is_gguf(path):
         return ForeignPath("a GGUF file, not a package", _exporting(path), is_checkpoint=True)
-    if path.suffix == GGUF:
-        return ForeignPath("not a GGUF file: its first bytes are not `GGUF`", DOWNLOAD)
     if (folder / MANIFEST).is_file():
         return ForeignPath("a file inside a package; a package is a folder", NAME.filled(path=path.parent))
-    if path.suffix == ".onnx":
-        return ForeignPath("an ONNX file, not a package", _placing(path))
+    if path.suffix == ONNX:
+        return ForeignPath("an ONNX file, not a package", PLACE.filled(path=path))
     schema = _schema_of(path).partition("/")[0]
     if schema in READ_BY_SHOW:
         return ForeignPath(f"{READ_BY_SHOW[schema]}, not a package", SHOW.filled(path=path))
@@ -120,23 +110,18 @@ def _recognise_file(path: Path) -> ForeignPath:
     return ForeignPath("a file; a package is a folder", CHOOSE)
 
 
-def _begins_with(path: Path, magic: bytes) -> bool:
-    """Whether a regular file begins with these bytes."""
+def _is_gguf(path: Path) -> bool:
+    """Whether a regular file begins as a GGUF file does."""
     if not path.is_file():
         return False
     with path.open("rb") as stream:
-        return stream.read(len(magic)) == magic
+        return stream.read(len(GGUF_MAGIC)) == GGUF_MAGIC
 
 
 def _exporting(path: Path) -> Remedy:
     """The command that exports a checkpoint to a package in the working directory."""
     name = path.absolute().name.removesuffix(GGUF) or "checkpoint"
     return EXPORT.filled(checkpoint=path, out=f"{name}-package")
-
-
-def _placing(path: Path) -> Remedy:
-    """The command that shows the placement of an ONNX file."""
-    return PLACE.filled(path=path)
 
 
 def _schema_of(path: Path) -> str:

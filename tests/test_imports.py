@@ -52,7 +52,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "inspection": "remedies package observations partition_reports",
         "support": "messages remedies errors dtypes observations partition_reports",
         "providers": "messages remedies errors extras files observations",
-        "foreign": "messages options remedies errors untrusted_files dtypes package observations runtime",
+        "foreign": "messages options remedies errors foreign_paths untrusted_files dtypes package observations runtime",
         "runtime": """
             messages options remedies errors foreign_paths process untrusted_files tokenizer_limits
             signals files extras dtypes package observations diagnosis machine

@@ -5,7 +5,8 @@ Selection of the graphs that read convolution or recurrent states from the previ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -59,17 +60,9 @@ def continuing(work: Work, traced: list[TracedGraph]) -> list[TracedGraph]:
         raise UnsupportedModelError(
             f"the model writes the state {forgets[0]} but never reads it, so it cannot be exported"
         )
-    if len(traced) == 1:
-        return traced
     if len(kept) < len(traced):
         add_note(work, "its recurrent state advances one token per step, so prompts are prefilled one token at a time")
         return [replace(kept[-1], file="model.onnx", phase="any")]
-    chunk = traced[0].spec.sequence_length
-    add_note(
-        work,
-        f"the model has convolution or recurrent states: prompts are prefilled {chunk} tokens at a time, "
-        "the rest one by one",
-    )
     return traced
 
 
@@ -88,7 +81,8 @@ class Graphs:
     chosen: Lowering
     traced_graphs: list[TracedGraph]
     """One per file."""
-    passes: dict[str, int]
+    passes: Counter[str] = field(default_factory=Counter)
+    """Number of changes by pass."""
     unused: list[str] = field(default_factory=list)
     """Checkpoint tensors that no graph uses, by module."""
     packing: Outcome = field(default_factory=Outcome)
@@ -167,11 +161,7 @@ class Draft:
             traced = continuing(work, traced)
         for note in (note for item in traced for note in item.notes):
             add_note(work, note)
-        if not self.fake.probed.length_as_tensor:
-            add_note(
-                work, "the model's code needs the number of cached tokens as a Python int, so it was traced with 0"
-            )
-        graphs = Graphs(self, variant, chosen, traced, {})
+        graphs = Graphs(self, variant, chosen, traced)
         with stage(work.progress, "rewrite", work.seconds, of=str(variant)):
             _rewrite(graphs)
         left = {node.op_type for item in graphs.traced_graphs for node in item.graph if node.domain == DOMAIN}
@@ -203,13 +193,6 @@ class Draft:
     def _trace_all(self, variant: GraphVariant, current: Stage, *, fixed: bool) -> list[TracedGraph]:
         """One graph for any number of tokens; `fixed`: one for a chunk, and one for a token."""
         options = self.work.options
-        if fixed and (options.prefill_chunk or 0) > self.max_length:
-            add_note(
-                self.work,
-                f"`prefill_chunk={options.prefill_chunk}` exceeds the cache "
-                f"(`max_length={self.max_length}`): prefill.onnx processes {self.max_length} tokens at a "
-                "time",
-            )
         chosen = lowering(variant.attention)
         plans = [self.plan, self.prefill_plan]
         oldest = max((plan.form.opset for plan in plans if plan is not None), default=1)
@@ -335,7 +318,7 @@ def quantise_again(graphs: Graphs, keep: Sequence[Keep]) -> Graphs:
         graphs,
         draft=replace(graphs.draft, plan=replace(plan, keep=(*plan.keep, *keep))),
         traced_graphs=list(graphs.unpacked),  # `_store` replaces them
-        passes={name: count for name, count in graphs.passes.items() if name in of_traces},
+        passes=Counter({name: count for name, count in graphs.passes.items() if name in of_traces}),
         packing=Outcome(kept_for_selection=graphs.packing.kept_for_selection),
         prompts=Outcome(),
     )
@@ -351,7 +334,7 @@ def _rewrite(graphs: Graphs) -> None:
     for index, item in enumerate(graphs.traced_graphs):
         weights.attach(item.model, checkpoint, sources, fake.stored_buffers())
         rewritten, counts = run_all(item, draft.supports, work.options.without_pass)
-        _count(graphs, counts)
+        graphs.passes.update(counts)
         graphs.traced_graphs[index] = traced = without_unread(rewritten)
         if draft.adapters.switched:
             fixed = item.spec.sequence_length is not None
@@ -383,10 +366,10 @@ def _store(graphs: Graphs) -> None:
         traced = unpacked.copy() if repeats else unpacked
         graphs.traced_graphs[index] = traced
         if plan is not None:  # after nodes have names: settings are by module
-            _count(graphs, quantise(traced, plan, graphs.packing, fits))
-            _count(graphs, keep_narrow(traced, plan, graphs.packing, draft.supports))
+            graphs.passes.update(quantise(traced, plan, graphs.packing, fits))
+            graphs.passes.update(keep_narrow(traced, plan, graphs.packing, draft.supports))
         if draft.half_weights is not None:
-            _count(graphs, store_narrow(traced, draft.half_weights))
+            graphs.passes.update(store_narrow(traced, draft.half_weights))
         name_nodes(traced.model)
     if draft.work.options.computing.dtype == WIDE:
         models = [item.model for item in graphs.traced_graphs]
@@ -395,37 +378,20 @@ def _store(graphs: Graphs) -> None:
         _add_prefill(graphs, draft.prefill_plan, fits)
 
 
-def _count(graphs: Graphs, counts: Mapping[str, int]) -> None:
-    """Add numbers of changes by pass name."""
-    for name, count in counts.items():
-        graphs.passes[name] = graphs.passes.get(name, 0) + count
-
-
 def _add_prefill(graphs: Graphs, own_plan: Plan, fits: Callable[[FloatSource], bool]) -> None:
     """Add a prefill graph before the only graph. Raises UnsupportedModelError where that is impossible."""
     plan, shared, own = graphs.draft.plan, Outcome(), Outcome()
     assert plan is not None
-    reason = _only_one(graphs)
     traced = graphs.unpacked[0].copy()
-    if not reason:
-        _count(graphs, quantise(traced, own_plan, own, fits, rest=plan))
-        _count(graphs, quantise(traced, plan, shared, fits))
+    single = len(graphs.traced_graphs) == 1 and traced.spec.sequence_length is None
+    if single and all(port.role != "rope_length" for port in traced.inputs) and not graphs.draft.fake.probed.recurs:
+        graphs.passes.update(quantise(traced, own_plan, own, fits, rest=plan))
+        graphs.passes.update(quantise(traced, plan, shared, fits))
     if not own.placed:
         option = f"`prefill_precision={graphs.draft.work.options.prefill_precision}`"
-        cause = reason or "no matrix product of the model of the model can be quantised to 8-bit integers"
-        raise UnsupportedModelError(f"{option}: {cause}; omit it", option="prefill_precision")
-    _count(graphs, keep_narrow(traced, plan, shared, graphs.draft.supports))
+        needs = "a model without recurrent states, with a matrix product to quantise, and one graph for any length"
+        raise UnsupportedModelError(f"{option}: it needs {needs}; omit it", option="prefill_precision")
+    graphs.passes.update(keep_narrow(traced, plan, shared, graphs.draft.supports))
     name_nodes(traced.model)
     graphs.prompts = own
     graphs.traced_graphs = as_pair(traced, graphs.traced_graphs[0])
-
-
-def _only_one(graphs: Graphs) -> str:
-    """The reason why there can be no separate prefill graph; empty where there can."""
-    if graphs.draft.fake.probed.recurs:
-        return "the model has convolution or recurrent states, so it is written as one graph"
-    if len(graphs.traced_graphs) > 1 or graphs.traced_graphs[0].spec.sequence_length is not None:
-        return "the model's graphs take a fixed number of tokens"
-    if any(port.role == "rope_length" for port in graphs.traced_graphs[0].inputs):
-        return "the model's rotary frequencies depend on the length of the text"
-    return ""

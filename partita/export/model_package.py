@@ -14,7 +14,7 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,8 +31,6 @@ from partita.package.folder import MANIFEST, SCHEMA, WEIGHTS, Manifest, record_f
 VERSION = "1.0"
 SHARED = "shared_assets"
 WEIGHTS_OPTION = "session.model_external_initializers_file_folder_path"
-COMPONENTS = {"any": "decoder"}
-"""Component by phase, if it has another name than the phase."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +69,7 @@ def write_model_package(packages: Sequence[TargetPackage], out: Path, current: S
     write_data(models, shared, current)
     components: dict[str, dict[str, Any]] = {}
     for (each, file), model in zip(graphs, models, strict=True):
-        component = COMPONENTS.get(file.phase, file.phase)
+        component = "decoder" if file.phase == "any" else file.phase
         home = out / component / each.target
         home.mkdir(parents=True, exist_ok=True)
         ir.save(model, home / file.file)
@@ -99,19 +97,16 @@ def write_model_package(packages: Sequence[TargetPackage], out: Path, current: S
 
 def _copy_other_files(packages: Sequence[TargetPackage], home: Path, shared: Path) -> None:
     """Copy the files besides graphs and weights: equal ones to `shared`, others to `home`/TARGET."""
-    digests = [_other_files(each.manifest) for each in packages]
+    digests = []
+    for each in packages:
+        graphs = {WEIGHTS, *(file.file for file in each.manifest.graph.files)}
+        digests.append({record.name: record.sha256 for record in each.manifest.files if record.name not in graphs})
     for each, found in zip(packages, digests, strict=True):
         for name, digest in found.items():
             everywhere = all(other.get(name) == digest for other in digests)
             copy = (shared if everywhere else home / each.target) / name
             if not copy.exists():
                 shutil.copyfile(each.folder / name, copy)
-
-
-def _other_files(manifest: Manifest) -> Mapping[str, str]:
-    """SHA-256 by name of the files besides graphs and weights."""
-    graphs = {WEIGHTS, *(file.file for file in manifest.graph.files)}
-    return {record.name: record.sha256 for record in manifest.files if record.name not in graphs}
 
 
 def directory_uri(folder: Path) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from partita.dtypes import EXACT
 from partita.errors import UnsupportedModelError, UsageError
 from partita.export.checkpoint.adapters import adapter_record, read_adapter
 from partita.export.checkpoint.adapters.branches import Adapters, SwitchableAdapter, match_switchable
@@ -353,6 +352,4 @@ def _caution(graphs: Graphs) -> str:
             "; its code needs the number of cached tokens as a Python int, which a graph does not have; "
             "this is not supported, and nothing was written"
         )
-    if any(item.has_router for item in graphs.traced_graphs) and graphs.draft.work.options.computing is not EXACT:
-        return f" (rounding may make its router select other experts; try fp32 to confirm){REPORT}"
     return REPORT

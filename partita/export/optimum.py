@@ -21,7 +21,6 @@ from partita.export.options import AUTO, OPTIMUM, ExportOptions, check_options, 
 from partita.export.progress import stage
 from partita.export.work import Work
 from partita.export.writing import unfinished_manifest
-from partita.package.folder import Manifest
 from partita.remedies import Remedy
 
 VARIABLE = "PARTITA_OPTIMUM_PYTHON"
@@ -74,12 +73,6 @@ def export_graph(checkpoint: Checkpoint, work: Work) -> Exported:
         parameters=count,
         caution="; optimum wrote the graph; `exporter=native` writes Partita's graph",
     )
-
-
-def exported_by(manifest: Manifest) -> str:
-    """The tools that wrote the graph, in one sentence."""
-    tools = [f"{name} {version}" for name, version in manifest.toolchain.items() if OPTIMUM in name]
-    return f"exported by {', '.join(tools)}"
 
 
 def _call_child(**request: Any) -> dict[str, Any]:

@@ -221,7 +221,8 @@ def _write_optimum(exported: Exported, target: Target | None) -> ExportResult:
     except NotRunningError as error:
         raise _not_running(exported.work.options, [f"{OPTIMUM} {error.detail}"], [error]) from error
     record = target_record(target, result, how=f"{OPTIMUM} writes one graph")
-    return _finish(exported, manifest, record, optimum.exported_by(manifest))
+    tools = ", ".join(f"{name} {version}" for name, version in manifest.toolchain.items() if OPTIMUM in name)
+    return _finish(exported, manifest, record, f"exported by {tools}")
 
 
 def _not_running(options: ExportOptions, reasons: Sequence[str], failed: Sequence[RejectedError]) -> PartitaError:

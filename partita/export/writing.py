@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 import partita
 from partita.dtypes import EXACT, Precision
-from partita.errors import GenerationError, ParityError, PartitaError, ResourceError, UnsupportedModelError
+from partita.errors import ParityError, PartitaError, ResourceError, UnsupportedModelError
 from partita.export.checkpoint.adapters.branches import parameters
 from partita.export.checkpoint.companions import GENERATION, probe_tokenizer, stop_notes, write_generation
 from partita.export.checkpoint.config_values import loadable_config
@@ -54,11 +54,7 @@ from partita.package.folder import (
 from partita.package.records import PackedWeights, Verification
 
 Result = TypeVar("Result")
-TOOLS = ("partita", "torch", "transformers", "onnx", "onnx-ir", "onnxscript", "safetensors", "numpy", "tokenizers")
-SAME_TEXT = (
-    "quality is measured on the text of `calibrate`, so its figures are better than on other text; set another one "
-    "with `quality_text`"
-)
+TOOLS = ("torch", "transformers", "onnx", "onnx-ir", "onnxscript", "safetensors", "numpy", "tokenizers")
 
 
 def unfinished_manifest(
@@ -88,13 +84,8 @@ def unfinished_manifest(
 
 
 def _toolchain() -> dict[str, str]:
-    versions = {"python": sys.version.split()[0]}
-    for name in TOOLS:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            versions[name] = partita.__version__ if name == "partita" else "not an installed package"
-    return versions
+    tools = {name: importlib.metadata.version(name) for name in TOOLS}
+    return {"python": sys.version.split()[0], "partita": partita.__version__, **tools}
 
 
 def write(exported: Exported, target: Target | None) -> tuple[Manifest, Verification | None]:
@@ -105,7 +96,7 @@ def write(exported: Exported, target: Target | None) -> tuple[Manifest, Verifica
     work = exported.work
     text = _quality_text(exported)
     _check_space(exported, text)
-    manifest = _verify(exported, _write_files(exported, text))
+    manifest = _verify(exported, _write_files(exported))
     if work.options.cache_precision is not None and work.scorer is not None:
         with stage(work.progress, "round cache", work.seconds) as current:
             chosen = "quality-text" in work.recorded_options
@@ -139,7 +130,7 @@ def _check_space(exported: Exported, text: Text | None) -> None:
         )
 
 
-def _write_files(exported: Exported, text: Text | None) -> Manifest:
+def _write_files(exported: Exported) -> Manifest:
     """Write weights, graphs, adapters and the files of the checkpoint. Returns the manifest with their records."""
     work, checkpoint, graph = exported.work, exported.checkpoint, exported.manifest.graph
     folder, manifest = work.folder, exported.manifest
@@ -167,9 +158,6 @@ def _write_files(exported: Exported, text: Text | None) -> Manifest:
             assert work.write_adapter is not None and exported.graphs is not None and record.file is not None
             work.write_adapter(folder / record.file, parameters(each, exported.graphs.branches.values()))
         tokenizer = probe_tokenizer(folder, checkpoint.companions(), work.notes)
-    found = None if packed is None else packed.calibration
-    if found is not None and text is not None and found.text_sha256 == text.sha256:
-        add_note(work, SAME_TEXT)
     others = [record_file(folder, path.name) for path in sorted(folder.iterdir()) if path.name != WEIGHTS]
     return manifest.model_copy(
         update={
@@ -238,13 +226,7 @@ def _with_quality(exported: Exported, manifest: Manifest, text: Text | None) -> 
         except (PartitaError, RuntimeError, ValueError) as error:
             if not isinstance(error, ResourceError):
                 run_on_cpu(work, manifest)  # raises where the graph fails on any text
-            if not isinstance(error, GenerationError):
-                raise
-            raise UnsupportedModelError(
-                f"{work.options.checkpoint}: {work.options.precision} fails on {text.name}, the text for measuring "
-                f"quality: {error}; nothing was written; choose another `precision`, e.g. bf16 or fp32",
-                option="precision",
-            ) from error
+            raise
     files = (*manifest.files, record_file(work.folder, QUALITY))
     return manifest.model_copy(update={"files": files, "quality": found})
 

@@ -16,14 +16,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 from partita.errors import PackageError, UsageError
-from partita.foreign.layouts import GENAI_CONFIG
-from partita.foreign.states import Kind, layer_in
-from partita.package.contract import CONTEXT_LENGTHS, Record, Role
+from partita.foreign.ports import Kind, layer_in
+from partita.foreign_paths import CONFIG, GENAI_CONFIG
+from partita.package.contract import CONTEXT_LENGTHS, Phase, Record, Role
 from partita.package.folder import GET_AGAIN, refuse_absent
 from partita.remedies import DECODERS_ONLY, Remedy
 from partita.untrusted_files import read_capped, read_json_value
 
-CONFIG = "config.json"
 HEADS = ("decoder_attention_heads", "num_attention_heads", "n_head", "n_heads", "num_heads")
 """Decoder keys first: encoder-decoder configurations use the plain name for the encoder."""
 KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
@@ -189,7 +188,7 @@ class WrittenFile(Record):
     """An ONNX file, and its phase."""
 
     file: str = Field(min_length=1)
-    phase: Literal["any", "prefill", "decode"] = "any"
+    phase: Phase = "any"
 
 
 class StateSettings(Record):
@@ -246,10 +245,7 @@ def read_written(path: Path) -> Written:
     except (FileNotFoundError, NotADirectoryError) as error:
         raise UsageError(f"`contract={path}`: no such file") from error
     except ValidationError as error:
-        errors = error.errors()
-        where = errors[0]["loc"]
-        same = [each["msg"] for each in errors if each["loc"][:-1] == where[:-1]]  # one for each type of a union
-        place = ".".join(map(str, where[:-1] if len(same) > 1 else where)) or "the file"  # states.0.kind
-        raise UsageError(f"`contract={path}`: {place}: {' or '.join(same)}") from error
+        first = error.errors()[0]
+        raise UsageError(f"`contract={path}`: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
     except (ValueError, RecursionError) as error:  # ValueError also for numbers with thousands of digits
         raise UsageError(f"`contract={path}`: not TOML: {error}") from error

@@ -9,20 +9,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from partita import dtypes
 from partita.errors import PackageError
 from partita.foreign import GraphFacts, Size
 from partita.foreign.evidence import EMPTY_CONTRACT, LAYER, Evidence, StateSettings, Written
-from partita.foreign.layouts import Phase
-from partita.foreign.ports import by_name, fits, logits_of, named_sizes, tokens_by_use
-from partita.foreign.states import (
+from partita.foreign.ports import (
     GQA,
     ROWS_AXIS,
     Pair,
     batch_axis,
+    by_name,
+    fits,
     frequencies_change_at,
     growing_axis,
     layer_in,
+    logits_of,
+    named_sizes,
     pair_up,
     rolls,
     rows_axis,
@@ -30,7 +31,7 @@ from partita.foreign.states import (
     window_of,
 )
 from partita.observations.text_format import listing, plural
-from partita.package.contract import Contract, GraphFile, Port, Role, State
+from partita.package.contract import Contract, GraphFile, Phase, Port, Role, State
 from partita.package.records import PortSource
 from partita.remedies import Remedy
 
@@ -56,7 +57,6 @@ WRITTEN = "the contract file"
 """The source of settings in the user's contract."""
 WRITE_CONTRACT = Remedy("specify its role in a file", options=("--contract", "FILE.toml"))
 SPECIFY_AXIS = Remedy("specify its growing axis or its shape in a file", options=("--contract", "FILE.toml"))
-OTHER_TYPE = Remedy("export it with a cache of 16- or 32-bit floats, or 8-bit integers")
 CORRECT = Remedy("correct the contract file")
 
 
@@ -119,8 +119,6 @@ class Inference:
         if odd:
             raise PackageError(f"{self.folder_path}: {WRITTEN} has {odd[0]}, which no graph has", remedy=CORRECT)
 
-    # --- inputs and outputs -------------------------------------------------------------------------------------------
-
     def roles_of(self, graph: GraphFacts) -> dict[str, Role]:
         """Input name -> role, for the inputs that are not states. Raises PackageError without an input of tokens."""
         named = {name: role for key, role in ROLES_OF_GENAI.items() if (name := self.evidence.names.get(key))}
@@ -139,12 +137,9 @@ class Inference:
                 if role is not None:  # Olive names the last-index input after past lengths
                     found[port.name] = "last_index" if port.name in last_indices else role, source
         if all(role != "tokens" for role, _ in found.values()):
-            name = tokens_by_use(graph, [port for port in graph.inputs if port.name not in found])
-            if name is None:
-                shown = listing(f"{port.name} {port.declared}" for port in graph.inputs[:5]) or "none"
-                what = f"no input for token ids was found; its inputs are {shown}"
-                raise self.graph_error(graph, what, WRITE_CONTRACT)
-            found[name] = "tokens", "the graph"
+            shown = listing(f"{port.name} {port.declared}" for port in graph.inputs[:5]) or "none"
+            what = f"no input for token ids was found; its inputs are {shown}"
+            raise self.graph_error(graph, what, WRITE_CONTRACT)
         for name, (role, source) in found.items():
             other = next(each for each, (its_role, _) in found.items() if its_role == role)
             if other != name:
@@ -179,8 +174,6 @@ class Inference:
             raise self.graph_error(graph, "the vocabulary size is unknown", WRITE_CONTRACT)
         return found
 
-    # --- states -------------------------------------------------------------------------------------------------------
-
     def states_of(self, graph: GraphFacts, roles: Mapping[str, Role]) -> list[Pair]:
         """The states of a graph. Raises PackageError for inputs that are neither ports nor states."""
         written: list[Pair] = []
@@ -199,7 +192,7 @@ class Inference:
             written.append(Pair(port, present, layer, states.kind, WRITTEN))
         presents = {pair.present.name for pair in written}
         outputs = [port for port in graph.outputs if port.name not in presents]
-        inferred, unidentified = pair_up(inputs, outputs, graph, self.evidence.names)
+        inferred, unidentified = pair_up(inputs, outputs, self.evidence.names)
         if unidentified:
             first, more = unidentified[0], len(unidentified) - 1
             others = f" ({plural(more, 'other input')} likewise)" if more else ""
@@ -213,11 +206,7 @@ class Inference:
         return pairs
 
     def state(self, pair: Pair, graph: GraphFacts, symbol: Size, batch: int, length: int) -> State:
-        """One state. Raises PackageError where its shape or growing axis is unknown, and for an unsupported type."""
-        element = dtypes.find(pair.past.dtype)
-        if element is not None and element.storage is None:
-            what = f"numpy has no type for {element.name}, so Partita cannot store it"
-            raise self.state_error(pair, what, OTHER_TYPE)
+        """One state. Raises PackageError where its shape or growing axis is unknown, ValidationError for its type."""
         declared = self.settings(pair)
         shared, of_batch = shares_buffer(pair, graph), batch_axis(symbol, pair.past)
         in_place = shared if declared.in_place is None else declared.in_place
@@ -284,8 +273,6 @@ class Inference:
         packed = pair.past.dtype == "uint8"  # two 4-bit numbers per byte
         width = self.evidence.head_size // 2 if packed else self.evidence.head_size
         return {HEADS_AXIS: self.evidence.kv_heads, WIDTH_AXIS: width}.get(axis) or None
-
-    # --- lengths ------------------------------------------------------------------------------------------------------
 
     def fixed_length(
         self, graph: GraphFacts, pairs: Sequence[Pair], symbol: Size, roles: Mapping[str, Role]
@@ -354,8 +341,6 @@ class Inference:
             return False
         sizes = {abs(number) - self.evidence.window for each, _ in self.graphs for number in each.integers.values()}
         return not sizes.isdisjoint((-1, 0, 1)) or any(each.has_masks for each, _ in self.graphs)
-
-    # --- the rest -----------------------------------------------------------------------------------------------------
 
     def appends_chunks(self, files: Sequence[GraphFile], states: Sequence[State], batch: int) -> bool:
         """Whether a step may have several tokens after past ones."""

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from partita.errors import PackageError, UsageError
 from partita.observations.text_format import listing
-from partita.package.folder import MANIFEST, MODEL_PACKAGE, path_inside
+from partita.package.folder import MANIFEST, MODEL_PACKAGE, manifest_keys, path_inside
 from partita.untrusted_files import read_json_value
 
 COMPONENT, SHARED = "component.json", "shared_assets"
@@ -70,11 +70,7 @@ class Variant:
 
 def is_model_package(folder: Path) -> bool:
     """Whether a folder is a model package of ONNX Runtime."""
-    try:
-        value = read_json_value(folder / MANIFEST)
-    except (OSError, ValueError):
-        return False
-    return isinstance(value, dict) and value.keys() >= MODEL_PACKAGE
+    return (manifest_keys(folder / MANIFEST) or set()) >= MODEL_PACKAGE
 
 
 def is_folder(path: Path) -> bool:

@@ -19,8 +19,7 @@ from partita.errors import PackageError, UsageError
 from partita.export.hub import HubModel, at_revision, check_model, find_model, model_folder
 from partita.export.progress import Progress
 from partita.files import CACHE_VARIABLE, cache_folder
-from partita.foreign.folder import is_foreign
-from partita.foreign.layouts import files_of_other_variants
+from partita.foreign.folder import files_of_other_variants, is_foreign
 from partita.foreign_paths import GGUF, WEIGHTS, recognise
 from partita.library.api import QUIET, Audience
 from partita.library.exporting import run_export

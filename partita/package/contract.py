@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from partita import dtypes
 
 PhaseName = Literal["prefill", "decode"]
+Phase = Literal["any", PhaseName]
 
 Dimension = int | str
 """A fixed size, or the name of a symbolic one."""
@@ -115,7 +116,7 @@ class GraphFile(Record):
     """One ONNX file. A package has one for both phases, or a static pair."""
 
     file: str
-    phase: Literal["any", "prefill", "decode"]
+    phase: Phase
     sequence_length: int | None
     """S, when it is fixed in the file."""
     nodes: Size

@@ -9,7 +9,6 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Annotated, Final, Literal
 
@@ -38,22 +37,12 @@ MANIFEST = foreign_paths.MANIFEST
 WEIGHTS = "model.onnx.data"
 MODEL_PACKAGE = {"schema_version", "components"}
 """Keys of the manifest of a model package of ONNX Runtime."""
-EXPORT_AGAIN = Remedy("export it again", ("partita", "export", "{checkpoint}", "{out}", "--force"))
+EXPORT_AGAIN = Remedy("export it again", ("partita", "export", "{checkpoint}", "{out}", "--force", "{options}"))
 REMOVE_FIRST = Remedy("remove the folder, then export again", ("partita", "export", "{checkpoint}", "{out}"))
-EXPORT_LIKE = replace(
-    EXPORT_AGAIN,
-    command=(
-        *(*EXPORT_AGAIN.command, "{how}", "--precision", "{precision}", "--max-length", "{max_length}"),
-        *("--batch-size", "{batch_size}"),
-    ),
-)
 GIVE_MODEL = Remedy("give a package, or a folder with one model")
 GET_AGAIN = Remedy("download the folder again")
-HOW = {"growing": ("--cache", "growing"), "optimum": ("--exporter", "optimum")}
-"""The export option of these lowerings; others are values of --attention."""
 KNOWN_ANSWER = "known_answer.safetensors"
 QUALITY = "quality.safetensors"
-HASH_CHUNK_BYTES = 1 << 20
 COMPANIONS = (
     *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
     *("added_tokens.json", "chat_template.jinja", "chat_template.json", "tokenizer.model", "vocab.json", "merges.txt"),
@@ -254,12 +243,9 @@ def answer_file(name: str) -> str:
 
 
 def sha256_of(path: Path) -> str:
-    """Hex SHA-256 of a file, read in 1 MiB pieces."""
-    digest = hashlib.sha256()
+    """Hex SHA-256 of a file."""
     with path.open("rb") as stream:
-        while piece := stream.read(HASH_CHUNK_BYTES):
-            digest.update(piece)
-    return digest.hexdigest()
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def linked_sha256(path: Path) -> str | None:
@@ -290,13 +276,17 @@ def is_of_others(manifest: Path) -> bool:
 
     A damaged file counts as a package's.
     """
+    keys = manifest_keys(manifest)
+    return keys is not None and not (keys & {"schema", "graph", "files"} or keys >= MODEL_PACKAGE)
+
+
+def manifest_keys(manifest: Path) -> set[str] | None:
+    """The keys of the object in a JSON file; None for another or a damaged file."""
     try:
         value = read_json_value(manifest)
     except (OSError, ValueError):
-        return False
-    if not isinstance(value, dict):
-        return False
-    return not (value.keys() & {"schema", "graph", "files"} or value.keys() >= MODEL_PACKAGE)
+        return None
+    return set(value) if isinstance(value, dict) else None
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -356,28 +346,19 @@ def check_files(folder: Path, manifest: Manifest, *, hashes: bool) -> None:
 def export_again_remedy(folder: Path, manifest: Manifest | None = None) -> Remedy:
     """The remedy that exports a damaged package again, with its recorded options."""
     if manifest is None:
-        return EXPORT_AGAIN.filled(checkpoint="CHECKPOINT", out=folder)
+        return EXPORT_AGAIN.filled(checkpoint="CHECKPOINT", out=folder, options=())
     if manifest.foreign is not None:
         return GET_AGAIN
-    graph, checkpoint = manifest.graph, manifest.source.checkpoint
-    known = checkpoint if "/" in checkpoint else "CHECKPOINT"
-    how = HOW.get(graph.attention, ("--attention", graph.attention))
-    explicit = {"--precision", "--max-length", "--batch-size", "--attention", *how}
-    recorded = [
+    checkpoint = manifest.source.checkpoint
+    options = tuple(
         word
         for name, values in manifest.options.items()
         for value in values or (None,)
         for word in (f"--{name}", value)
-        if f"--{name}" not in explicit and word is not None
-    ]
-    return EXPORT_LIKE.filled(
-        checkpoint=known,
-        out=folder,
-        how=(*how, *recorded),
-        precision=graph.precision,
-        max_length=graph.max_length,
-        batch_size=graph.batch_size,
+        if word is not None
     )
+    known = checkpoint if "/" in checkpoint else "CHECKPOINT"
+    return EXPORT_AGAIN.filled(checkpoint=known, out=folder, options=options)
 
 
 def refuse_absent(path: Path) -> None:

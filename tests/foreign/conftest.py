@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 
@@ -16,11 +17,8 @@ KNOWN: dict[str, list[int]] = json.loads((SAMPLES / "tokens.json").read_text(enc
 """Prompt, and the greedy tokens of transformers after it."""
 
 
-class Sample(Protocol):
-    """What the fixture `sample` gives."""
-
-    def __call__(self, layout: str) -> Path:
-        """A folder of this layout that the test may change."""
+Sample = Callable[[str], Path]
+"""The fixture `sample`: a folder of a layout that the test may change."""
 
 
 @pytest.fixture
@@ -49,6 +47,7 @@ def hub_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder as hub repositories for transformers.js are, with variants that ONNX Runtime's own tools made."""
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
+    from onnxruntime.quantization.matmul_bnb4_quantizer import MatMulBnb4Quantizer
     from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
     from onnxruntime.transformers.float16 import convert_float_to_float16
 
@@ -59,10 +58,15 @@ def hub_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copy(SAMPLES / "optimum" / name, folder)
     plain = shutil.copy(SAMPLES / "optimum" / "model.onnx", inner)
     onnx.save(convert_float_to_float16(onnx.load(plain)), inner / "model_fp16.onnx")
-    quantize_dynamic(plain, inner / "model_int8.onnx", weight_type=QuantType.QInt8)
+    for name, kind in (("int8", QuantType.QInt8), ("uint8", QuantType.QUInt8)):
+        quantize_dynamic(plain, inner / f"model_{name}.onnx", weight_type=kind)
     packer = MatMulNBitsQuantizer(onnx.load(plain), block_size=32, is_symmetric=True)
     packer.process()
     packer.model.save_model_to_file(str(inner / "model_q4.onnx"))
+    onnx.save(convert_float_to_float16(packer.model.model), inner / "model_q4f16.onnx")
+    table = MatMulBnb4Quantizer(onnx.load(plain), MatMulBnb4Quantizer.NF4, 32)
+    table.process()
+    onnx.save(table.model.model, inner / "model_bnb4.onnx")
     return folder
 
 

@@ -26,39 +26,23 @@ KEPT: dict[str, tuple[str, tuple[str, ...]]] = {
     "optimum": ("optimum", (*CONFIGS, "model.onnx")),
     "first": ("pair", ("decoder_model.onnx",)),
     "merged": ("merged", ("decoder_model_merged.onnx",)),
-    **{
-        f"genai-{name.replace(':', '-')}": (
-            f"genai-{name.replace(':', '-')}",
-            ("genai_config.json", "model.onnx", "model.onnx.data", "tokens.json"),
-        )
-        for name in GENAI
-    },
 }
 """Sample, where it is made, and its files."""
+for folder in (f"genai-{name.replace(':', '-')}" for name in GENAI):
+    KEPT[folder] = folder, ("genai_config.json", "model.onnx", "model.onnx.data", "tokens.json")
 
 
-def with_optimum(python: str, out: Path, *types: str) -> None:
-    """Checkpoints of these types, tokens of transformers and exports of optimum."""
-    _run(python, "with_optimum.py", str(out), str(DEMO_CHECKPOINT), *types)
-
-
-def with_genai(python: str, home: Path, *wanted: str) -> None:
-    """What onnxruntime-genai's builder makes of the checkpoint in `home`."""
-    _run(python, "with_genai.py", str(home / "checkpoint"), str(home), str(home / "tokens.json"), *wanted)
-
-
-def _run(python: str, maker: str, *words: str) -> None:
+def run(python: str, maker: str, *words: object) -> None:
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": ""}
-    subprocess.run([python, str(MAKERS / maker), *words], check=True, env=environment)
+    subprocess.run([python, str(MAKERS / maker), *map(str, words)], check=True, env=environment)
 
 
 def main(optimum: str, genai: str) -> None:
     """Make everything in a temporary folder, and keep what the tests read."""
     with TemporaryDirectory() as name:
-        out = Path(name)
-        with_optimum(optimum, out, "llama")
-        home = out / "llama"
-        with_genai(genai, home, *GENAI)
+        home = Path(name) / "llama"
+        run(optimum, "with_optimum.py", name, DEMO_CHECKPOINT, "llama")
+        run(genai, "with_genai.py", home / "checkpoint", home, home / "tokens.json", *GENAI)
         shutil.copy(home / "tokens.json", SAMPLES / "tokens.json")
         for sample, (made, files) in KEPT.items():
             (SAMPLES / sample).mkdir(exist_ok=True)

@@ -19,14 +19,19 @@ def plain_tokens(
     count: int,
     providers: Sequence[str] = ("CPUExecutionProvider",),
     sizes: tuple[int, int] | None = None,
+    adapter: Path | None = None,
 ) -> list[int]:
     """Greedy tokens of a model with past_key_values of optimum, and those of its other inputs that it has.
 
-    `sizes`: KV heads and head size, where the graph leaves them open.
+    `sizes`: KV heads and head size, where the graph leaves them open; `adapter`: a file of ONNX Runtime.
     """
     options = ort.SessionOptions()
     options.add_session_config_entry(EXACT, "1")
     session = ort.InferenceSession(path, options, providers=list(providers), enable_fallback=0)
+    run, lora = ort.RunOptions(), ort.LoraAdapter()
+    if adapter is not None:
+        lora.Load(str(adapter))
+        run.add_active_adapter(lora)
     asked = {port.name for port in session.get_inputs()}
     pasts = [port for port in session.get_inputs() if port.name.startswith("past_key_values")]
     cache = {
@@ -44,7 +49,7 @@ def plain_tokens(
             **cache,
         }
         feeds = {name: value for name, value in feeds.items() if name in asked}
-        logits, *presents = session.run(["logits", *(_present(port.name) for port in pasts)], feeds)
+        logits, *presents = session.run(["logits", *(_present(port.name) for port in pasts)], feeds, run)
         cache = {port.name: present for port, present in zip(pasts, presents, strict=True)}
         new = [int(logits[0, -1].argmax())]
         text += new

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from onnx import helper, numpy_helper
 
@@ -15,6 +13,7 @@ import partita
 from partita import cli
 from partita.runtime.ort.buffers import write_adapter
 from tests.foreign.conftest import KNOWN, Sample, changed
+from tests.foreign.reference_loop import plain_tokens
 
 PROMPT, TOKENS = KNOWN["prompt"], KNOWN["tokens"]
 DOWN, UP = "base.down_proj.lora_A", "base.down_proj.lora_B"
@@ -52,33 +51,19 @@ def with_lora(folder: Path, *names: str) -> Path:
     return folder
 
 
-def adapted(folder: Path, prompt: Sequence[int], count: int, name: str) -> list[int]:
-    """Greedy tokens by ONNX Runtime's LoraAdapter and add_active_adapter, each step reading the whole text."""
-    session = ort.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
-    adapter = ort.LoraAdapter()
-    adapter.Load(str(folder / f"{name}.onnx_adapter"))
-    options = ort.RunOptions()
-    options.add_active_adapter(adapter)
-    text = list(prompt)
-    for _ in range(count):
-        feeds = {"input_ids": [text], "attention_mask": [[1] * len(text)], "position_ids": [list(range(len(text)))]}
-        cache = {f"past_key_values.0.{kind}": np.zeros((1, 1, 0, 16), np.float32) for kind in ("key", "value")}
-        given = {key: np.array(value, np.int64) for key, value in feeds.items()} | cache
-        (logits,) = session.run(["logits"], given, options)
-        text.append(int(logits[0, -1].argmax()))
-    return text[len(prompt) :]
+def adapted(folder: Path, count: int, name: str) -> list[int]:
+    """Greedy tokens of ONNX Runtime with an adapter."""
+    return plain_tokens(folder / "model.onnx", PROMPT, count, adapter=folder / f"{name}.onnx_adapter")
 
 
 def test_adapters_are_switched_by_name(sample: Sample) -> None:
     folder = with_lora(sample("optimum"), "travel", "poems")
-    wanted = {name: adapted(folder, PROMPT, 6, name) for name in ("travel", "poems")}
+    wanted = {name: adapted(folder, 6, name) for name in ("travel", "poems")}
     assert len({tuple(tokens) for tokens in (*wanted.values(), TOKENS[:6])}) == 3, "an adapter changes nothing"
     with partita.load(folder, "cpu") as model:
         assert model.adapters == ("poems", "travel")
         for name, tokens in (("travel", wanted["travel"]), (None, TOKENS[:6]), ("poems", wanted["poems"])):
-            answer = model.generate(PROMPT, max_new_tokens=6, stop_token_ids=(), adapter=name)
-            for _ in answer:
-                pass
+            answer = model.generate(PROMPT, max_new_tokens=6, stop_token_ids=(), adapter=name).run()
             assert list(answer.results[0].tokens) == tokens, name
 
 
@@ -90,7 +75,7 @@ def test_generate_and_inspect_support_adapters(sample: Sample, capsys: pytest.Ca
     asked = ["generate", str(folder), ids, "--token-ids", "-n", "4", "--provider", "cpu", "--adapter"]
     assert cli.run([*asked, "travel"]) == 0
     out = capsys.readouterr().out
-    assert [int(word) for word in out.split()] == adapted(folder, PROMPT, 4, "travel")
+    assert [int(word) for word in out.split()] == adapted(folder, 4, "travel")
     assert cli.run([*asked, "poems"]) == 2
     assert "choose one of travel" in capsys.readouterr().err
     found = partita.inspect(folder)
@@ -111,12 +96,9 @@ def test_missing_adapters_or_adapter_inputs_raise_usage_error(sample: Sample) ->
 
 def test_adapter_of_another_model_is_rejected(sample: Sample) -> None:
     folder = with_lora(sample("optimum"), "travel")
-    odd = {f"layer.{number}.lora_A": np.zeros((4, 2), np.float32) for number in range(7)}
-    write_adapter(folder / "travel.onnx_adapter", {DOWN: np.zeros((5, 2), np.float32), **odd})
-    with partita.load(folder, "cpu") as model, pytest.raises(partita.PackageError) as caught:
+    write_adapter(folder / "travel.onnx_adapter", {DOWN: np.zeros((5, 2), np.float32)})
+    with partita.load(folder, "cpu") as model, pytest.raises(partita.PackageError, match="not an adapter of this pac"):
         model.generate(PROMPT, max_new_tokens=1, adapter="travel")
-    said = str(caught.value)
-    assert "not an adapter of this package" in said and "(8 in all)" in said and said.count("lora_A") == 5
     (folder / "travel.onnx_adapter").write_bytes(b"no adapter")
     with partita.load(folder, "cpu") as model, pytest.raises(partita.PackageError, match="damaged"):
         model.generate(PROMPT, max_new_tokens=1, adapter="travel")

@@ -11,14 +11,13 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from partita import cli
 from partita.errors import PackageError, PartitaError, UsageError
 from partita.foreign.folder import Choice, open_folder
 from partita.library.inspecting import read
 from partita.providers.resolve import parse_chain
 from partita.runtime.generate.runner import load_runner
 from partita.runtime.place.model_file import read_model_file
-from tests.foreign.conftest import SAMPLES, Sample, changed, length_and_notes
+from tests.foreign.conftest import Sample, changed, length_and_notes
 
 Change = Callable[[onnx.ModelProto], object]
 
@@ -70,18 +69,14 @@ def test_multiple_model_files_are_listed_with_variants(hub_folder: Path, tmp_pat
     for home in (folder, folder / "onnx"):
         (home / "model.onnx").unlink()
     said = refused(folder)
-    assert all(name in said for name in ("3 models", "model_q4.onnx", "model_int8.onnx", "model_fp16.onnx"))
-    assert "--variant fp16" in said
+    assert all(words in said for words in ("6 models", "model_fp16.onnx", "--variant bnb4"))
     assert open_folder(folder, Choice(variant="q4")).graph.precision == "int4"
     assert "q8" in refused(folder, Choice(variant="q8"))
 
 
-def copied_to(name: str) -> Callable[[Path], None]:
-    def copy(folder: Path) -> None:
-        (folder / name).parent.mkdir(exist_ok=True)
-        shutil.copy(folder / "model.onnx", folder / name)
-
-    return copy
+def with_encoder(folder: Path) -> None:
+    (folder / "genai_config.json").unlink()  # it names the model
+    shutil.copy(folder / "model.onnx", folder / "encoder_model.onnx")
 
 
 def padded_to(size: int) -> Callable[[Path], None]:
@@ -98,23 +93,18 @@ def linked_outside(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (copied_to("encoder_model.onnx"), "encoder_model.onnx: component of an encoder-decoder or multimodal model"),
-        (copied_to("onnx/vision_encoder_q4.onnx"), "onnx/vision_encoder_q4.onnx"),
-        (copied_to("onnx/embed_tokens.onnx"), "onnx/embed_tokens.onnx"),
+        (with_encoder, "encoder_model.onnx: component of an encoder-decoder or multimodal model"),
         (lambda folder: (folder / "model.onnx.data").unlink(), "its weights file 'model.onnx.data' is missing"),
         (lambda folder: (folder / "model.onnx").unlink(), "model.onnx: no such file"),
         (linked_outside, "model.onnx.data: a link out of the folder, to "),
         (padded_to(1 << 26), "not a protobuf message"),
         (padded_to(3 << 30), "above 2 GiB"),
-        (padded_to(1 << 40), "above 2 GiB"),
     ],
 )
 def test_missing_damaged_or_other_files_are_reported(
     damage: Callable[[Path], object], said: str, sample: Sample
 ) -> None:
     folder = sample("genai-int4-cpu")
-    if "encoder" in said or "embed" in said:  # genai_config.json names the model
-        (folder / "genai_config.json").unlink()
     damage(folder)
     assert said in refused(folder)
 
@@ -124,8 +114,6 @@ def test_truncated_weights_error_suggests_download(sample: Sample) -> None:
     folder = sample("genai-int4-cpu")
     with (folder / "model.onnx.data").open("r+b") as stream:
         stream.truncate(1000)
-    with pytest.raises(PackageError, match=r"'model\.onnx\.data' is truncated: it has 1,000 bytes, but the graph"):
-        load(folder)
     with pytest.raises(PackageError, match="truncated: it has 1,000 bytes.*download the folder again$"):
         read_model_file(folder / "model.onnx", folder)
 
@@ -134,15 +122,11 @@ def test_truncated_weights_error_suggests_download(sample: Sample) -> None:
     ("key", "value", "said"),
     [
         ("offset", "-1", "offset '-1'"),
-        ("offset", "x", "offset 'x'"),
         ("offset", str(1 << 70), "offset '118"),
         ("length", "-5", "length '-5'"),
-        ("length", "1.5", "length '1.5'"),
         ("location", None, "no location"),
         ("location", "a\0b", "not followed"),
-        ("location", "../outside", "not followed"),
         ("location", "/dev/zero", "not followed"),
-        ("location", "", "missing"),
     ],
 )
 def test_invalid_external_data_location_is_rejected(key: str, value: str | None, said: str, sample: Sample) -> None:
@@ -179,7 +163,6 @@ WINDOW = "model__decoder__sliding_window"
         ),
         ("genai", {"model__vocab_size": 2}, "genai_config.json contradicts the graph: its vocabulary has 2 tokens"),
         ("genai", {WINDOW: {"window_size": 8}}, SLIDES),
-        ("genai", {WINDOW: {"window_size": 8, "slide_inputs": False}}, SLIDES),
         ("genai", {"model__vision": {"filename": "vision.onnx"}}, "has a section 'vision'; .* in one ONNX file"),
         ("genai", {"model__decoder__pipeline": [{"a": {}}]}, "has a section 'pipeline'"),
         ("genai", {"model": {}}, "section 'decoder' is missing"),
@@ -197,16 +180,6 @@ def test_unsupported_or_damaged_configuration_is_rejected(
         changed(config, **settings)
     with pytest.raises(PackageError, match=said):
         open_folder(folder)
-
-
-@pytest.mark.parametrize("side", ["inputs", "outputs"])
-def test_attention_operator_overrides_wrong_cache_names(side: str, sample: Sample) -> None:
-    folder = sample("genai-fp32-cpu")
-    right = open_folder(folder).graph.states
-    time, of = ("past", "past_key_values") if side == "inputs" else ("present", "present")
-    for key, name in (("key", "value"), ("value", "key")):
-        changed(folder / "genai_config.json", **{f"model__decoder__{side}__{time}_{key}_names": f"{of}.%d.{name}"})
-    assert open_folder(folder).graph.states == right
 
 
 @pytest.mark.parametrize(
@@ -227,12 +200,6 @@ def test_genai_search_max_length_is_a_default_and_not_a_limit(sample: Sample) ->
     assert length_and_notes(folder) == (64, "")
 
 
-def test_variant_option_is_rejected_for_onnx_file(sample: Sample, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = sample("optimum")
-    assert cli.run(["place", str(folder / "model.onnx"), "--provider", "cpu", "--variant", "q4"]) == 2
-    assert "--variant is only for foreign folders" in capsys.readouterr().err
-
-
 # contract files
 
 KEYS = '[[states]]\npast = "past_key_values.{layer}.key"\npresent = "present.{layer}.key"\nkind = "key"\n'
@@ -249,20 +216,12 @@ KEYS = '[[states]]\npast = "past_key_values.{layer}.key"\npresent = "present.{la
         (KEYS + "grows = 9\n", "axis 9"),
         ("length = 4\n", "length"),
         ('[ports]\nids = "token"\n', "ports.ids"),
-        ('[[states]]\npast = "x"\npresent = "y"\nkind = "keys"\n', "states.0.kind"),
         ('[[states]]\npast = "x"\npresent = "y"\nkind = "key"\n', "has states 'x', which no graph has"),
         (KEYS + 'shape = ["B", -1, "N", 16]\n', "states.0.shape.1"),
-        (KEYS + 'shape = ["B", 1, "M", 16]\n', "states.0.shape.2"),
-        (KEYS + 'shape = ["B", 1, "N", 1099511627776]\n', "states.0.shape.3"),
         (KEYS + 'shape = ["B", 16]\n', "the shape [B, 16], which contradicts the graph"),
-        (KEYS + 'shape = ["N", 2, "N", 16]\n', "the shape [N, 2, N, 16], which contradicts the graph"),
-        ('[[files]]\nfile = ""\n', "files.0.file"),
         ('batch_size = "4"\n', "batch_size: Input should be a valid integer"),
-        ("max_length = true\n", "max_length: Input should be a valid integer"),
-        (f"batch_size = {'9' * 400}\n", "batch_size"),
         (f"batch_size = {'9' * 5000}\n", "not TOML"),
         (f"a = {'[' * 3000}{']' * 3000}\n", "not TOML: maximum recursion"),
-        ("max_length = 2026-11-24\n", "max_length: Input should be a valid integer"),
     ],
 )
 def test_invalid_contract_is_rejected(text: str, said: str, sample: Sample, tmp_path: Path) -> None:
@@ -295,12 +254,16 @@ def test_contract_supplies_missing_cache_information(sample: Sample, tmp_path: P
 # graphs
 
 
-def scaled(model: onnx.ModelProto) -> None:
-    """The graph does not only append to the cache, and the output has another name."""
-    renamed("present.0.value", "whole")(model)
-    next(port for port in model.graph.output if port.name == "whole").name = "odd"
-    model.graph.initializer.append(helper.make_tensor("scale", 1, [], [1.0]))
-    model.graph.node.append(helper.make_node("Mul", ["whole", "scale"], ["odd"], name="scaled"))
+def test_open_cache_sizes_are_those_of_config(sample: Sample) -> None:
+    def change(model: onnx.ModelProto) -> None:
+        for port in (*model.graph.input, *model.graph.output):
+            if port.name.startswith(("past", "present")):
+                for size in port.type.tensor_type.shape.dim:
+                    size.Clear()
+
+    folder = sample("optimum")
+    declared = open_folder(folder).graph.states
+    assert open_folder(altered(folder, change)).graph.states == declared
 
 
 def typed(start: str | tuple[str, ...], dtype: int, name: str | None = None) -> Change:
@@ -326,10 +289,13 @@ def typed(start: str | tuple[str, ...], dtype: int, name: str | None = None) -> 
             typed("input_ids", TensorProto.FLOAT, "inputs_embeds"),
             "no input for token ids was found; its inputs are inputs_embeds float32",
         ),
-        (scaled, r"past_key_values.0.value float32\[batch_size,1,past_sequence_length,16\] .*--contract"),
+        (
+            renamed("present.0.value", "odd"),
+            r"past_key_values.0.value float32\[batch_size,1,past_sequence_length,16\] .*--contract",
+        ),
         (
             typed(("past", "present"), TensorProto.FLOAT8E4M3FN),
-            r"past_key_values.0.key float8e4m3fn\[.*numpy has no type for float8e4m3fn",
+            "dtype: numpy has no type that stores float8e4m3fn",
         ),
     ],
     ids=["unknown input", "embeddings", "no output", "8-bit floats"],
@@ -340,41 +306,28 @@ def test_unsupported_input_is_reported(change: Change, said: str, sample: Sample
         open_folder(folder)
 
 
-def of_tomorrow(model: onnx.ModelProto) -> None:
-    node = next(node for node in model.graph.node if node.op_type == "Softmax")
-    node.op_type, node.domain = "SoftmaxOfTomorrow", "com.microsoft"
-
-
 def test_operator_missing_from_onnx_runtime_is_reported(sample: Sample) -> None:
-    folder = altered(sample("optimum"), of_tomorrow)
+    def change(model: onnx.ModelProto) -> None:
+        node = next(node for node in model.graph.node if node.op_type == "Softmax")
+        node.op_type, node.domain = "SoftmaxOfTomorrow", "com.microsoft"
+
+    folder = altered(sample("optimum"), change)
     with pytest.raises(PartitaError, match=r"this ONNX Runtime lacks the operator com\.microsoft\.SoftmaxOfTomorrow"):
         load(folder)
 
 
-def test_truncated_growing_cache_raises_error_at_run_time(sample: Sample) -> None:
-    """The graph keeps only the last rows: the output's length differs from a growing cache's."""
-    from partita.runtime.generate.choice.sampling import greedy
-    from partita.runtime.generate.loop import GenerationLoop
-    from partita.runtime.generate.request import Request
+def test_truncated_growing_cache_fails_test_run(sample: Sample) -> None:
+    """The graph keeps only the last 4 rows: the output's length differs from a growing cache's."""
 
     def cut(model: onnx.ModelProto) -> None:
         renamed("present.0.key", "whole.key")(model)
-        model.graph.output.pop(next(i for i, port in enumerate(model.graph.output) if port.name == "whole.key"))
-        sizes = {"begin": [-rows], "end": [1 << 40], "axis": [2]}
+        port = next(port for port in model.graph.output if port.name == "whole.key")
+        port.name, port.type.tensor_type.shape.dim[2].dim_param = "present.0.key", "kept"
+        sizes = {"begin": [-4], "end": [1 << 40], "axis": [2]}
         for name, values in sizes.items():
             model.graph.initializer.append(helper.make_tensor(name, 7, [1], values))
         model.graph.node.append(helper.make_node("Slice", ["whole.key", *sizes], ["present.0.key"], name="cut"))
-        shape: list[str | int | None] = ["batch_size", 1, "kept", 16]
-        model.graph.output.append(helper.make_tensor_value_info("present.0.key", 1, shape))
 
-    rows = 8  # more than are tried before the first prompt
     folder = altered(sample("optimum"), cut)
-    with load_runner(folder, parse_chain("cpu"), manifest=open_folder(folder)) as runner:
-        engine = GenerationLoop(runner)
-        engine.add_request(Request([5, 9, 17, 40, 3, 33, 21, 8, 60], greedy, 4))
-        with pytest.raises(PartitaError, match=r"9 tokens returned present\.0\.key \[1, 1, 8, 16\]"):
-            engine.step()
-    shutil.copy(SAMPLES / "optimum" / "model.onnx", folder)
-    rows = 4
     with pytest.raises(PackageError, match=r"before the first prompt failed.* \[1, 1, 4, 16\]"):
-        load(altered(folder, cut))
+        load(folder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -14,45 +13,12 @@ from partita.cli import run
 from partita.dtypes import PRECISIONS
 from partita.foreign.folder import open_folder
 from partita.library.inspecting import read
-from tests.foreign.conftest import KNOWN, SAMPLES, Sample, changed
-from tests.foreign.reference_loop import plain_tokens
+from tests.foreign.conftest import KNOWN, SAMPLES, Sample
 from tests.foreign.test_bad_input import altered
 from tests.foreign.test_generate import generated
 
-PROMPT, TOKENS = KNOWN["prompt"], KNOWN["tokens"]
-COUNT = 6
+TOKENS = KNOWN["tokens"]
 CONFIGS = ("config.json", "generation_config.json")
-
-
-@pytest.fixture(scope="module")
-def variants(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the rarer forms, made by ONNX Runtime's own tools."""
-    from onnxruntime.quantization import QuantType, quantize_dynamic
-    from onnxruntime.quantization.matmul_bnb4_quantizer import MatMulBnb4Quantizer
-    from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
-    from onnxruntime.transformers.float16 import convert_float_to_float16
-
-    folder = tmp_path_factory.mktemp("variants-")
-    (inner := folder / "onnx").mkdir()
-    plain = SAMPLES / "optimum" / "model.onnx"
-    for name in CONFIGS:
-        shutil.copy(SAMPLES / "optimum" / name, folder)
-    packer = MatMulNBitsQuantizer(onnx.load(plain), block_size=32, is_symmetric=True)
-    packer.process()
-    onnx.save(convert_float_to_float16(packer.model.model), inner / "model_q4f16.onnx")
-    table = MatMulBnb4Quantizer(onnx.load(plain), MatMulBnb4Quantizer.NF4, 32)
-    table.process()
-    onnx.save(table.model.model, inner / "model_bnb4.onnx")
-    quantize_dynamic(plain, inner / "model_uint8.onnx", weight_type=QuantType.QUInt8)
-    return folder
-
-
-@pytest.mark.parametrize(("variant", "precision"), [("q4f16", "int4"), ("uint8", "int8"), ("bnb4", "int4")])
-def test_rare_variants_match_plain_loop(variant: str, precision: str, variants: Path) -> None:
-    wanted = plain_tokens(variants / "onnx" / f"model_{variant}.onnx", PROMPT, COUNT)
-    assert generated(variants, variant=variant, count=COUNT) == wanted
-    with partita.load(variants, "cpu", variant=variant) as model:
-        assert model.manifest.graph.precision == precision
 
 
 @pytest.mark.parametrize(("bits", "precision"), [((2,), "int2"), ((8, 8, 4), "int8"), ((4, 8), "int4")])
@@ -88,17 +54,6 @@ def test_gqa_graph_in_hub_layout_matches(tmp_path: Path) -> None:
     assert generated(tmp_path) == TOKENS
 
 
-def test_growing_cache_with_genai_config_matches(sample: Sample) -> None:
-    """past_present_share_buffer, which is true, describes onnxruntime-genai, not the graph."""
-    folder = sample("optimum")
-    shutil.copy(SAMPLES / "genai-fp32-cpu" / "genai_config.json", folder)
-    changed(folder / "genai_config.json", search__past_present_share_buffer=True)
-    manifest = open_folder(folder)
-    assert manifest.foreign is not None and manifest.foreign.layout == "onnxruntime-genai"
-    assert [(state.growing_axis, state.in_place) for state in manifest.graph.states] == [(2, False)] * 2
-    assert generated(folder) == TOKENS
-
-
 def windowed(model: onnx.ModelProto, **more: int) -> None:
     """Give attention a window of 4 tokens, and further attributes."""
     for node in model.graph.node:
@@ -130,26 +85,15 @@ def test_rolling_window_cache_matches_full_cache(sample: Sample, rows: int | Non
     assert generated(folder) == generated(folder, chunk=3) == wanted != TOKENS
 
 
-def test_webgpu_graph_matches_tokens_on_cpu() -> None:
-    manifest = open_folder(SAMPLES / "genai-int4-webgpu")
-    assert (manifest.graph.precision, manifest.graph.attention) == ("int4", "gqa")
-    known = json.loads((SAMPLES / "genai-int4-cpu" / "tokens.json").read_text(encoding="utf-8"))
-    assert generated(SAMPLES / "genai-int4-webgpu", count=COUNT) == known["tokens"][:COUNT]
-
-
-def test_placement_limits_apply_to_selected_variant(variants: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The folder holds several models and no default."""
-    words = [str(variants), "5,6,7", "--token-ids", "-n", "2", "--provider", "cpu", "--variant", "uint8"]
+def test_placement_limits_apply_to_selected_variant(hub_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [str(hub_folder), "5,6,7", "--token-ids", "-n", "2", "--provider", "cpu", "--variant", "uint8"]
     assert run(["generate", *words, "--max-copies", "0"]) == 0, capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("layout", "in_place"), [("genai-fp16-cuda", 2), pytest.param("optimum", 0, marks=pytest.mark.heavy)]
-)
-def test_cuda_dry_run_places_cache_in_device_memory(layout: str, in_place: int, stand_ins: Path) -> None:
-    report = partita.place(SAMPLES / layout, "cuda,cpu", dry_run=True, probe_seconds=0, runs=2)
+def test_cuda_dry_run_places_cache_in_device_memory(stand_ins: Path) -> None:
+    report = partita.place(SAMPLES / "genai-fp16-cuda", "cuda,cpu", dry_run=True, probe_seconds=0, runs=2)
     cache = report.cache
     assert cache is not None and set(cache.memories) == {"Cuda"}
-    assert (cache.states, cache.in_place_states) == (2, in_place)
+    assert (cache.states, cache.in_place_states) == (2, 2)
     crossing = {copy.name for phase in report.phases for copy in phase.copies}
     assert not [name for name in crossing if "past" in name or "present" in name], "the cache crosses to the host"

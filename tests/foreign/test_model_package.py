@@ -17,9 +17,8 @@ CPU, QNN = "CPUExecutionProvider", "QNNExecutionProvider"
 
 @pytest.fixture
 def folder(tmp_path):
-    home = tmp_path / "package"
-    home.mkdir()
-    return home
+    (tmp_path / "package").mkdir()
+    return tmp_path / "package"
 
 
 @pytest.fixture
@@ -78,15 +77,6 @@ def test_external_json_files_and_moved_shared_asset_are_resolved(folder, manifes
     assert partita.place(folder, providers="cpu").phases[0].providers[0].nodes == 2
 
 
-def test_shared_asset_graph_loads_weights_from_its_own_folder(folder, manifest):
-    info = variants(manifest)["cpu"]["executor_info"]["ort"]
-    (uri,) = info.pop("session_options").values()
-    shutil.copy(folder / "main/cpu/model.onnx", folder / "shared_assets" / uri.replace(":", "-") / "g.onnx")
-    info["model_file"] = f"{uri}/g.onnx"
-    write(folder, manifest)
-    assert partita.place(folder, providers="cpu").phases[0].providers[0].nodes == 2
-
-
 def test_inspect_shows_every_variant_and_counts_shared_weights_once(folder, manifest):
     found = partita.inspect(folder)
     assert (found.kind, found.findings) == ("model package", ())
@@ -101,15 +91,9 @@ def test_inspect_shows_every_variant_and_counts_shared_weights_once(folder, mani
         (lambda m: m.update(schema_version="2.0"), "model package of format 2.0; Partita reads format 1.x"),
         (lambda m: m.update(components={}), "a model package without variants"),
         (lambda m: m.update(components={"main": "../other"}), "outside the model folder"),
-        (lambda m: m.update(components={"main": "gone"}), "gone: not readable as JSON"),
         (lambda m: m.update(components=[]), "field components"),
-        (lambda m: variants(m)["cpu"].update(variant_directory="/etc"), "outside the model folder"),
         (lambda m: variants(m)["cpu"].update(executor_info={}), r"executor_info\.ort: Field required"),
-        (
-            lambda m: variants(m)["cpu"]["executor_info"]["ort"].update(model_file="../../../m.onnx"),
-            "outside the model",
-        ),
-        (lambda m: m.update(shared_assets=dict.fromkeys([uri_of(m)], "../x")), "outside the model folder"),
+        (lambda m: variants(m)["cpu"]["executor_info"]["ort"].update(model_file="../../../m"), "outside the model"),
     ],
 )
 def test_invalid_model_package_raises_package_error(folder, manifest, change, said):
@@ -118,11 +102,6 @@ def test_invalid_model_package_raises_package_error(folder, manifest, change, sa
     for use in (lambda: partita.place(folder, providers="cpu"), lambda: partita.inspect(folder)):
         with pytest.raises(PackageError, match=said):
             use()
-
-
-def uri_of(manifest):
-    (uri,) = variants(manifest)["cpu"]["executor_info"]["ort"]["session_options"].values()
-    return uri
 
 
 def test_missing_shared_weights_are_reported(folder, manifest):

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-import partita
 from partita import cli
 from tests.conftest import require
 from tests.foreign.conftest import SAMPLES, Sample, changed
@@ -54,21 +53,6 @@ def test_verify_fails_against_different_checkpoint(
     assert cli.run(command) != 0
 
 
-def test_window_longer_than_compared_text_is_not_exercised(
-    sample: Sample, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    """The graph is a llama's; its reference has the same weights and a sliding window."""
-    require("torch")
-    shutil.copytree(CHECKPOINT, tmp_path / "other")
-    settings = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 1500}
-    changed(tmp_path / "other" / "config.json", **settings, max_position_embeddings=2048)
-    folder = sample("optimum")
-    changed(folder / "config.json", max_position_embeddings=2048)
-    command = ["verify", str(folder), "--provider", "cpu", "--reference", str(tmp_path / "other")]
-    assert cli.run([*command, "--max-length", "2048"]) == 0
-    assert "verified (not exercised: sliding window of 1500 tokens) on CPU" in capsys.readouterr().out
-
-
 def test_verify_of_int4_weights_gives_no_verdict(sample: Sample, capsys: pytest.CaptureFixture[str]) -> None:
     require("torch")
     folder = sample("genai-int4-cpu")
@@ -76,14 +60,6 @@ def test_verify_of_int4_weights_gives_no_verdict(sample: Sample, capsys: pytest.
     assert cli.run(command) == 0
     out = capsys.readouterr().out
     assert "no verdict" in out and "FAILED" not in out and "verified" not in out
-
-
-def test_python_verify_accepts_reference_checkpoint(sample: Sample) -> None:
-    require("torch")
-    with partita.load(sample("optimum"), "cpu") as model:
-        with pytest.raises(partita.PackageError, match="no known answer"):
-            model.verify()
-        assert model.verify(CHECKPOINT).status == "verified"
 
 
 def test_verify_of_package_rejects_reference_and_variant(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 
@@ -21,11 +22,8 @@ ROUNDED = ("llama", "qwen2", "mistral")
 __all__ = ["ROUNDED", "TYPES"]
 
 
-class Ask(Protocol):
-    """What the fixture `ask` gives."""
-
-    def __call__(self, *requests: dict[str, Any]) -> None:
-        """Do what `in_environment.py` does."""
+Ask = Callable[..., None]
+"""The fixture `ask`: has `in_environment.py` do requests."""
 
 
 @pytest.fixture(scope="session")

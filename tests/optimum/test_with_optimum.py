@@ -25,17 +25,14 @@ def tokens_of(folder: Path, text: dict[str, list[int]], **choice: Any) -> list[i
         return list(answer.results[0].tokens)
 
 
-@pytest.mark.parametrize("kind", TYPES)
-def test_optimum_exports_match_transformers_tokens(made: Path, kind: str) -> None:
-    text = known(made, kind)
-    assert tokens_of(made / kind / "optimum", text) == text["tokens"]
-
-
-@pytest.mark.parametrize("layout", ["whole", "pair", "merged"])
-def test_optimum_layouts_match_transformers_tokens(made: Path, layout: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "layout"),
+    [*((kind, "optimum") for kind in TYPES), *(("llama", name) for name in ("whole", "pair", "merged"))],
+)
+def test_optimum_exports_match_transformers_tokens(made: Path, kind: str, layout: str) -> None:
     """Without past; separate graphs for the first and later steps; merged with use_cache_branch."""
-    text = known(made, "llama")
-    assert tokens_of(made / "llama" / layout, text) == text["tokens"]
+    text = known(made, kind)
+    assert tokens_of(made / kind / layout, text) == text["tokens"]
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -105,11 +102,3 @@ def test_optimum_graph_mismatch_raises_parity_error(python: Path, tmp_path: Path
     with pytest.raises(partita.ParityError, match="optimum wrote the graph"):
         partita.export(folder, tmp_path / "out", exporter="optimum", max_length=32)
     assert not (tmp_path / "out").exists()
-
-
-def test_type_unknown_to_optimum_raises_unsupported_model_error(
-    tiny_checkpoint: Any, python: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(partita.UnsupportedModelError, match="does not export decoders of type mamba"):
-        partita.export(tiny_checkpoint("mamba"), tmp_path / "out", exporter="optimum", max_length=64)
-    assert list(tmp_path.iterdir()) == []

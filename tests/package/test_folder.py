@@ -10,11 +10,10 @@ from typing import Any
 
 import jsonschema
 import pytest
-from pydantic import ValidationError
 
 from partita.errors import PackageError
 from partita.foreign.folder import open_folder
-from partita.package.folder import KNOWN_ANSWER, check_files, path_inside, read_manifest, write_manifest
+from partita.package.folder import KNOWN_ANSWER, check_files, read_manifest, write_manifest
 from tests.conftest import REPOSITORY
 from tests.runtime.handmade_packages import handmade
 
@@ -55,9 +54,6 @@ def test_package_manifest_round_trips(folder):
     assert (folder / "manifest.json").read_bytes() == before
     record = manifest.file(GRAPH)
     assert record is not None and record.size_bytes == (folder / GRAPH).stat().st_size
-    assert manifest.file("tokenizer.json") is None
-    with pytest.raises(ValidationError):
-        manifest.created = "later"
 
 
 def test_written_manifest_matches_published_schema(folder):
@@ -72,9 +68,6 @@ def test_written_manifest_matches_published_schema(folder):
     ("content", "says"),
     [
         (b"{", "damaged"),
-        (b"", "damaged"),
-        (b"\xff\xfe", "damaged"),
-        (b"[]", "schema is None"),
         (b"{}", "schema is None"),
         (
             b'{"schema": "partita.package/2", "new": 1}',
@@ -90,22 +83,10 @@ def test_invalid_or_missing_manifest_is_rejected(folder, content, says):
     assert says in refusal(folder)
 
 
-def test_missing_folder_error_suggests_export(tmp_path):
-    message = refusal(tmp_path / "nowhere")
-    assert "nowhere" in message and "partita export" in message
-
-
-def to_folder(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
-
-
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
         (Path.unlink, "model.onnx: missing from the package"),
-        (to_folder, "a folder, not a regular file"),
-        (lambda path: path.write_bytes(b""), "0 bytes, the manifest states"),
         (lambda path: path.write_bytes(path.read_bytes() + b"0"), "bytes, the manifest states"),
     ],
 )
@@ -130,25 +111,6 @@ def test_path_outside_package_is_rejected(folder, name):
     assert "is outside the model folder" in message and repr(name) in message
 
 
-def test_symbolic_links_must_stay_inside_package(folder, tmp_path_factory):
-    outside = tmp_path_factory.mktemp("outside")
-    (outside / "weights").write_bytes(b"secret")
-    (folder / "file").symlink_to(outside / "weights")
-    (folder / "folder").symlink_to(outside)
-    for name in ("file", "folder/weights"):
-        with pytest.raises(PackageError, match="a link out of the folder, to .*/weights"):
-            path_inside(folder, name)
-    (folder / "alias").symlink_to(GRAPH)
-    assert path_inside(folder, "alias").read_bytes() == (folder / GRAPH).read_bytes()
-    (outside / "latest").symlink_to(folder)
-    manifest = read_manifest(outside / "latest")
-    check_files(outside / "latest", manifest, hashes=True)
-    (folder / GRAPH).unlink()
-    (folder / GRAPH).symlink_to(GRAPH)
-    with pytest.raises(PackageError, match=r"a broken symbolic link to model\.onnx"):
-        check_files(folder, manifest, hashes=False)
-
-
 def test_verified_package_must_list_its_verification_file(folder):
     edit(folder, "verified", "verification", "status")
     files = json.loads((folder / "manifest.json").read_text())["files"]
@@ -162,18 +124,11 @@ def test_verified_package_must_list_its_verification_file(folder):
         (("colour",), "blue", "colour"),
         (("graph", "batch_size"), 0, "graph.batch_size"),
         (("graph", "max_length"), 2**40, "graph.max_length: Input should be less than or equal to"),
-        (("graph", "batch_size"), 10**9, "graph.batch_size: Input should be less than or equal to"),
         (("graph", "states", 0, "dtype"), "complex128", "numpy has no type that stores complex128"),
-        (("graph", "states", 0, "dtype"), "x", "'x' is not an element type"),
         (("graph", "states", 0, "shape"), [-1], "graph.states.0.shape.0: Input should be greater"),
-        (("graph", "states", 0, "layer"), 10**18, "graph.states.0.layer"),
-        (("graph", "files", 0, "inputs", 0, "dtype"), "complex128", "numpy has no type"),
         (("graph", "files", 0, "outputs"), [], "model.onnx lacks ports for logits"),
-        (("graph", "files", 0, "inputs"), [], "model.onnx lacks ports for tokens"),
-        (("graph", "files", 0, "nodes"), -1, "graph.files.0.nodes"),
         (("graph", "opsets"), {"": 10**9}, "graph.opsets."),
         (("graph", "attention"), "\x1b]0;title\x07", "graph.attention"),
-        (("graph", "precision"), "\x1b]0;title\x07", "graph.precision"),
         (("graph", "vocab_size"), 10**400, "it contains an integer of more than 64 bits"),
         (("source", "checkpoint"), "\ud800", "a lone surrogate"),
     ],
@@ -181,11 +136,6 @@ def test_verified_package_must_list_its_verification_file(folder):
 def test_invalid_manifest_values_are_rejected(folder, where, value, said):
     edit(folder, value, *where)
     assert said in refusal(folder)
-
-
-def test_error_message_for_invalid_manifest_is_bounded(folder):
-    edit(folder, "x" * 10_000_000, "graph", "files", 0, "phase")
-    assert len(refusal(folder)) < 6000
 
 
 def test_onnx_runtime_model_package_is_identified(folder):

@@ -1,6 +1,6 @@
 """`python -m tests.export.breadth [TYPES…]`: what comes of exporting every model type of transformers.
 
-Prints a line per type as it ends. `--json` keeps the results, `--docs` writes the page from them. `--read` takes the
+Prints a line per type and lowering. `--json` keeps the results, `--docs` writes the page from them. `--read` takes the
 results of an earlier run; types that are named with it are run anew and replace theirs. `--check` fails when the
 results are not what a full run has to show.
 """
@@ -10,20 +10,18 @@ from __future__ import annotations
 import argparse
 import datetime
 import importlib.metadata
-import itertools
 import os
 import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import partita
-from tests.export.breadth.goals import complaints
 from tests.export.breadth.page import page
-from tests.export.breadth.records import LOWERINGS, VERSIONS, Outcome, Results, all_types
+from tests.export.breadth.records import LOWERINGS, VERSIONS, Outcome, Results, all_types, complaints
 from tests.export.breadth.running import LIMIT_SECONDS, run
 
 _WHEELS = ("onnxruntime-gpu", "onnxruntime")
@@ -56,15 +54,9 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
 
 def versions() -> dict[str, str]:
     """Versions that decide what comes out."""
-    found = {}
-    for name in VERSIONS:
-        for wheel in _WHEELS if name == "onnxruntime" else (name,):
-            try:
-                found[name] = importlib.metadata.version(wheel)
-                break
-            except importlib.metadata.PackageNotFoundError:
-                continue
-    return {"partita": partita.__version__, **found}
+    installed = {each.metadata["Name"]: each.version for each in importlib.metadata.distributions()}
+    installed["onnxruntime"] = next((installed[name] for name in _WHEELS if name in installed), "unknown")
+    return {name: installed[name] for name in VERSIONS if name in installed} | {"partita": partita.__version__}
 
 
 def code() -> str:
@@ -76,16 +68,11 @@ def code() -> str:
     return f"{commit.stdout.strip()}{changes} with transformers {versions().get('transformers', 'unknown')}"
 
 
-def lines(outcomes: Iterable[Outcome]) -> Iterable[str]:
-    """A line per type: each lowering with its status and error or reason."""
-    for model_type, group in itertools.groupby(outcomes, key=lambda entry: entry.model_type):
-        parts = []
-        for entry in group:
-            error = "" if entry.max_rel_error is None else f" {entry.max_rel_error:.1e}"
-            reason = f" ({entry.reason[:150]})" if entry.reason else ""
-            rows = f" (rows: {entry.rows[:80]})" if entry.rows else ""
-            parts.append(f"{entry.attention} {entry.status}{error}{reason}{rows} {entry.seconds:.0f}s")
-        yield f"{model_type}: {'; '.join(parts)}"
+def line(entry: Outcome) -> str:
+    """A type and lowering with its status, and error or reason."""
+    error = "" if entry.max_rel_error is None else f" {entry.max_rel_error:.1e}"
+    reasons = " ".join(f"({text[:150]})" for text in (entry.reason, entry.rows) if text)
+    return f"{entry.model_type} {entry.attention} {entry.status}{error} {reasons} {entry.seconds:.0f}s\n"
 
 
 def main(given: Sequence[str] | None = None) -> int:
@@ -120,10 +107,9 @@ def _run(chosen: argparse.Namespace, earlier: Sequence[Outcome]) -> Results:
     with tempfile.TemporaryDirectory() as cache:
         os.environ.setdefault("PARTITA_CACHE_DIR", cache)
         ended = run(chosen.types or all_types(), lowerings, jobs=chosen.jobs, limit_seconds=chosen.limit)
-        for _, group in itertools.groupby(ended, key=lambda entry: entry.model_type):
-            found = [replace(entry, code=commit) for entry in group]
-            outcomes |= {(entry.model_type, entry.attention): entry for entry in found}
-            sys.stdout.write("\n".join(lines(found)) + "\n")
+        for entry in ended:
+            outcomes[entry.model_type, entry.attention] = replace(entry, code=commit)
+            sys.stdout.write(line(entry))
             sys.stdout.flush()
             kept()
     return kept()

@@ -18,7 +18,7 @@ from partita.errors import GenerationError, ParityError, PartitaError
 from partita.options.export import Attention
 from partita.package.folder import TOLERANCES, read_manifest
 from tests.export.breadth import recipes
-from tests.export.breadth.records import Outcome
+from tests.export.breadth.records import Outcome, Status
 from tests.export.breadth.reference import NEW_TOKENS, Reference, first_line, load, reference, relative_error, scale
 
 MAX_LENGTH = 64
@@ -34,9 +34,8 @@ class DifferenceError(Exception):
 
 def outcomes(model_type: str, lowerings: Sequence[str]) -> Iterator[Outcome]:
     """One outcome per lowering."""
-    if model_type in recipes.IMPOSSIBLE:
-        for name in lowerings:
-            yield Outcome(model_type, name, "no checkpoint", reason=recipes.IMPOSSIBLE[model_type])
+    if reason := recipes.IMPOSSIBLE.get(model_type, ""):
+        yield from (Outcome(model_type, lowering, "no checkpoint", reason=reason) for lowering in lowerings)
         return
     with tempfile.TemporaryDirectory() as name:
         checkpoint = Path(name) / model_type
@@ -45,87 +44,60 @@ def outcomes(model_type: str, lowerings: Sequence[str]) -> Iterator[Outcome]:
             recipes.save(checkpoint, model_type)
             model = load(checkpoint)
         except Exception as error:  # noqa: BLE001 - a recipe that does not work is a result like any other
-            for lowering in lowerings:
-                yield Outcome(model_type, lowering, "crashed", reason=f"the source model: {_described(error)}")
+            reason = f"the source model: {_described(error)}"
+            yield from (Outcome(model_type, lowering, "crashed", reason=reason) for lowering in lowerings)
             return
+        original, wanted = "", list[Reference]()
         try:
             wanted = [reference(model, prompt) for prompt in (PROMPT, SHORT_PROMPT)]
+            original = next((entry.disagreements for entry in wanted if entry.disagreements), "")
         except Exception as error:  # noqa: BLE001 - a model that does not answer to text alone has to be refused
-            for lowering in lowerings:
-                yield replace(_unanswered(checkpoint, model_type, lowering), original=_described(error))
-            return
+            original = _described(error)
         del model
-        original = next((entry.disagreements for entry in wanted if entry.disagreements), "")
         for lowering in lowerings:
             began = time.perf_counter()
             result = outcome(checkpoint, model_type, lowering, wanted)
             yield replace(result, original=original, seconds=round(time.perf_counter() - began, 1))
 
 
-def _unanswered(checkpoint: Path, model_type: str, lowering: str) -> Outcome:
-    """What comes of a type whose original does not run on text: anything but a refusal is wrong."""
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            _export(checkpoint, Path(folder) / "package", lowering, batch_size=1)
-        except PartitaError as problem:
-            return Outcome(model_type, lowering, "refused", reason=_said(problem, checkpoint))
-        except Exception as problem:  # noqa: BLE001
-            return Outcome(model_type, lowering, "crashed", reason=_described(problem))
-    return Outcome(model_type, lowering, "wrong", reason="exported, although the original does not run on text")
-
-
 def outcome(checkpoint: Path, model_type: str, lowering: str, wanted: Sequence[Reference]) -> Outcome:
-    """Export for one row and compare, then for two rows of unequal length and compare."""
-    result = _alone(checkpoint, model_type, lowering, wanted[0])
-    if result.status != "verified":
-        return result
-    return _together(checkpoint, result, wanted)
+    """Export for one row and compare, then for two rows of unequal length.
+
+    One row: the prompt at once, the prompt in chunks, and decode steps past every window. Without a reference the
+    original does not run on text, so anything but a refusal is wrong.
+    """
+    result = _tried(checkpoint, Outcome(model_type, lowering, "verified"), wanted[:1])
+    if not wanted and result.status == "verified":
+        return replace(result, status="wrong", reason="exported, although the original does not run on text")
+    return _tried(checkpoint, result, wanted) if result.status == "verified" else result
 
 
-def _alone(checkpoint: Path, model_type: str, lowering: str, wanted: Reference) -> Outcome:
-    """One row: the prompt at once, the prompt in chunks, and decode steps past every window."""
-    done = Outcome(model_type, lowering, "verified")
+def _tried(checkpoint: Path, done: Outcome, wanted: Sequence[Reference]) -> Outcome:
+    """The outcome of an export for a row per reference. A refusal of several rows leaves the type verified."""
+    several = len(wanted) > 1
+    exporting, running = ("batch of 2: ", "rows of unequal length: ") if several else ("", "running the package: ")
     with tempfile.TemporaryDirectory() as folder:
         package = Path(folder) / "package"
         try:
-            error = _export(checkpoint, package, lowering, batch_size=1)
+            errors = [done.max_rel_error or 0.0, _export(checkpoint, package, done.attention, len(wanted) or 1)]
         except ParityError as problem:
-            return replace(done, status="parity", reason=_said(problem, checkpoint))
+            status: Status = "parity" if wanted else "refused"
+            return replace(done, status=status, reason=f"{exporting}{_said(problem, checkpoint)}")
         except PartitaError as problem:
-            return replace(done, status="refused", reason=_said(problem, checkpoint))
+            said = _said(problem, checkpoint)
+            return replace(done, rows=said) if several else replace(done, status="refused", reason=said)
         except Exception as problem:  # noqa: BLE001 - a crash is a result
-            return replace(done, status="crashed", reason=_described(problem))
+            return replace(done, status="crashed", reason=f"{exporting}{_described(problem)}")
         try:
-            for chunk in (len(wanted.prompt), PREFILL_CHUNK):
-                error = max(error, difference(package, [wanted], chunk))
+            for chunk in (len(PROMPT),) if several else (len(PROMPT), PREFILL_CHUNK):
+                errors += [difference(package, wanted, chunk)] if wanted else []
         except DifferenceError as problem:
-            return replace(done, status="wrong", reason=str(problem))
+            return replace(done, status="wrong", reason=f"{running if several else ''}{problem}")
         except Exception as problem:  # noqa: BLE001
-            return replace(done, status="crashed", reason=f"running the package: {_described(problem)}")
-    return replace(done, max_rel_error=error)
-
-
-def _together(checkpoint: Path, result: Outcome, wanted: Sequence[Reference]) -> Outcome:
-    """Two rows of unequal length. A refusal of that alone leaves the type verified, and is said."""
-    with tempfile.TemporaryDirectory() as folder:
-        package = Path(folder) / "package"
-        try:
-            error = _export(checkpoint, package, result.attention, batch_size=len(wanted))
-        except ParityError as problem:
-            return replace(result, status="parity", reason=f"batch of 2: {_said(problem, checkpoint)}")
-        except PartitaError as problem:
-            return replace(result, rows=_said(problem, checkpoint))
-        except Exception as problem:  # noqa: BLE001
-            return replace(result, status="crashed", reason=f"batch of 2: {_described(problem)}")
-        try:
-            error = max(error, difference(package, wanted, len(wanted[0].prompt)))
-        except DifferenceError as problem:
-            return replace(result, status="wrong", reason=f"rows of unequal length: {problem}")
-        except GenerationError as problem:
-            return replace(result, rows=first_line(problem))
-        except Exception as problem:  # noqa: BLE001
-            return replace(result, status="crashed", reason=f"rows of unequal length: {_described(problem)}")
-    return replace(result, max_rel_error=max(error, result.max_rel_error or 0.0))
+            if several and isinstance(problem, GenerationError):
+                return replace(done, rows=first_line(problem))
+            return replace(done, status="crashed", reason=f"{running}{_described(problem)}")
+    return replace(done, max_rel_error=max(errors))
 
 
 def _export(checkpoint: Path, package: Path, lowering: str, batch_size: int) -> float:

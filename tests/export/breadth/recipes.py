@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.checkpoints import save_random_model
+from tests.export.breadth.shrinking import named, shrink
 
 LINEAR, FULL, SLIDING = "linear_attention", "full_attention", "sliding_attention"
 DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
@@ -40,13 +41,9 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "deepseek_v2": {"num_experts_per_tok": 2},
     "dots1": {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1, "layer_types": [FULL, SLIDING]},
     "dots3_note_text": {
-        "head_dim": 32,
-        "swa_num_attention_heads": 4,
-        "swa_num_key_value_heads": 4,
-        "swa_q_lora_rank": 24,
-        "swa_kv_lora_rank": 32,
-        "swa_head_dim": 32,
-        "swa_qk_nope_head_dim": 24,
+        **named(32, "head_dim swa_kv_lora_rank swa_head_dim"),
+        **named(4, "swa_num_attention_heads swa_num_key_value_heads"),
+        **named(24, "swa_q_lora_rank swa_qk_nope_head_dim"),
         "swa_v_head_dim": 16,
     },
     "dots3_note_vision_encoder": {
@@ -73,10 +70,8 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "inkling_text": {"layer_types": ["hybrid_sliding", "hybrid", "hybrid_sliding", "hybrid"]},
     "jamba": {
         "num_hidden_layers": 4,
-        "attn_layer_period": 2,
-        "attn_layer_offset": 1,
-        "expert_layer_period": 2,
-        "expert_layer_offset": 1,
+        **named(2, "attn_layer_period expert_layer_period"),
+        **named(1, "attn_layer_offset expert_layer_offset"),
     },
     "kimi_linear": {"layer_types": [LINEAR, FULL, LINEAR, FULL]},
     "kolibri1": {"layer_types": [SLIDING, FULL, SLIDING, FULL]},
@@ -134,17 +129,9 @@ SPECIAL: dict[str, dict[str, Any]] = {
     },
     "unlimited_ocr_text": {"num_key_value_heads": 4},
     "qwen2_vl": {"image_token_id": 287},
-    **dict.fromkeys(
-        (
-            "cosmos3_edge_text",
-            "glm4v_text",
-            "glm_ocr_text",
-            "paddleocr_vl_text",
-            "qwen2_5_omni_text",
-            "qwen2_5_vl_text",
-            "qwen2_vl_text",
-        ),
+    **named(
         THREE_ROWS,
+        "cosmos3_edge_text glm4v_text glm_ocr_text paddleocr_vl_text qwen2_5_omni_text qwen2_5_vl_text qwen2_vl_text",
     ),
     "glm4v_moe_text": {"rope_parameters": {**DEFAULT_ROPE, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 2]}},
     "qwen4_exp_text": {
@@ -171,10 +158,8 @@ SPECIAL: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 2,
     },
     "roc_bert": {
-        "pronunciation_vocab_size": 288,
-        "pronunciation_embed_dim": 16,
-        "shape_vocab_size": 288,
-        "shape_embed_dim": 16,
+        **named(288, "pronunciation_vocab_size shape_vocab_size"),
+        **named(16, "pronunciation_embed_dim shape_embed_dim"),
     },
     "xlm": {"causal": True},
     "xmod": {"default_language": "en_XX"},
@@ -186,11 +171,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     },
     "zamba2": {
         "num_key_value_heads": 4,
-        "attention_hidden_size": ...,
-        "attention_head_dim": ...,
-        "mamba_headdim": ...,
-        "kv_channels": ...,
-        "num_query_groups": ...,
+        **named(..., "attention_hidden_size attention_head_dim mamba_headdim kv_channels num_query_groups"),
         "num_mem_blocks": 2,
         "use_mem_rope": True,
         "use_shared_attention_adapter": True,
@@ -234,50 +215,27 @@ IMPOSSIBLE: dict[str, str] = {
 
 # Seeds other than 0, with which greedy tokens differ from each other; with 3, doge chooses no keys that score alike.
 SEEDS: dict[str, int] = {
-    "big_bird": 6,
-    "bloom": 4,
-    "codegen": 2,
-    "data2vec-text": 6,
-    "doge": 3,
-    "electra": 3,
-    "gemma2": 2,
-    "gemma3_text": 2,
-    "git": 1,
-    "gptj": 1,
-    "marian": 3,
-    "megatron-bert": 1,
-    "olmo2": 5,
-    "openai-gpt": 1,
-    "phi": 1,
-    "rembert": 2,
-    "roberta": 6,
-    "roberta-prelayernorm": 2,
-    "roformer": 6,
-    "xglm": 7,
-    "xlnet": 5,
-    "xmod": 2,
+    **named(1, "git gptj megatron-bert openai-gpt phi"),
+    **named(2, "codegen gemma2 gemma3_text rembert roberta-prelayernorm xmod"),
+    **named(3, "doge electra marian"),
+    **named(4, "bloom"),
+    **named(5, "olmo2 xlnet"),
+    **named(6, "big_bird data2vec-text roberta roformer"),
+    **named(7, "xglm"),
 }
 
 # Standard deviations of the weights other than 0.2, where that turns the rounding of float32 into differences of 1e-5
 # and more.
 STDS: dict[str, float] = {
-    "gemma3n_text": 0.15,
-    "hrm_text": 0.15,
-    "lara_mini": 0.1,
-    "qwen3_5": 0.1,
-    "qwen3_5_moe": 0.1,
-    "qwen3_5_moe_text": 0.1,
-    "qwen3_5_text": 0.1,
-    "qwen3_next": 0.1,
-    "zamba": 0.17,
+    **named(0.1, "lara_mini qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_next"),
+    **named(0.15, "gemma3n_text hrm_text"),
+    **named(0.17, "zamba"),
 }
 
 
 def settings(model_type: str) -> dict[str, Any]:
     """The config settings of a tiny checkpoint of `model_type`."""
     from transformers import AutoConfig
-
-    from tests.export.breadth.shrinking import shrink
 
     return shrink(AutoConfig.for_model(model_type), SPECIAL)
 

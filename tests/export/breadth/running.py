@@ -6,10 +6,8 @@ Runtime is not among them: its threads would not survive the fork.
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
-import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from multiprocessing.connection import Connection
@@ -55,35 +53,23 @@ def run_type(model_type: str, lowerings: Sequence[str], limit_seconds: float) ->
                 found.append(receiver.recv())
         except EOFError:
             process.join()
-            found.append(Outcome(model_type, lowerings[len(found)], "crashed", reason=_end(process.exitcode)))
+            reason = f"the process ended with code {process.exitcode}"
+            found.append(Outcome(model_type, lowerings[len(found)], "crashed", reason=reason))
         process.join()
         receiver.close()
     return found
 
 
-def _end(code: int | None) -> str:
-    """How a process ended that sent nothing."""
-    with contextlib.suppress(ValueError):
-        if code is not None and code < 0:
-            return f"the process ended with {signal.Signals(-code).name}"
-    return f"the process ended with code {code}"
-
-
-def _silence() -> None:
-    """Discard what libraries print, and compute with one thread."""
+def _child(sender: Connection, model_type: str, lowerings: list[str]) -> None:
+    """Send one outcome after the other, computed with one thread. What libraries print is discarded."""
     quiet = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
         os.dup2(quiet, stream)
     import torch
 
-    torch.set_num_threads(1)
-
-
-def _child(sender: Connection, model_type: str, lowerings: list[str]) -> None:
-    """Send one outcome after the other."""
-    _silence()
     from tests.export.breadth.outcomes import outcomes
 
+    torch.set_num_threads(1)
     for outcome in outcomes(model_type, lowerings):
         sender.send(outcome)
     sender.close()

@@ -127,15 +127,8 @@ SETTINGS: dict[str, Any] = {
 }
 
 _LAYER_COUNTS = (
-    "num_hidden_layers",
-    "n_layer",
-    "n_layers",
-    "num_layers",
-    "decoder_layers",
-    "encoder_layers",
-    "num_decoder_layers",
-    "num_encoder_layers",
-    "num_blocks",
+    *("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "encoder_layers"),
+    *("num_decoder_layers", "num_encoder_layers", "num_blocks"),
 )
 
 _GROUPS: dict[str, int] = {"n_group": 2, "topk_group": 1, "num_expert_group": 2}
