@@ -15,6 +15,8 @@ from tests.conftest import TinyCheckpoint, require
 
 require("torch")
 import torch  # noqa: E402
+from transformers.activations import ACT2FN  # noqa: E402
+from transformers.models.bloom.modeling_bloom import BloomGelu  # noqa: E402
 from transformers.models.deepseek_v3 import modeling_deepseek_v3 as deepseek_v3  # noqa: E402
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm  # noqa: E402
 from transformers.models.glm4 import modeling_glm4 as glm4  # noqa: E402
@@ -32,7 +34,7 @@ from partita.export.passes import fused_norms  # noqa: E402
 from partita.export.progress import Silent  # noqa: E402
 from partita.export.target import Question, usual  # noqa: E402
 from partita.export.trace import DOMAIN  # noqa: E402
-from partita.export.trace.placeholders import Form, norm_of, rotations_of  # noqa: E402
+from partita.export.trace.placeholders import Form, gelu_of, norm_of, rotations_of  # noqa: E402
 from partita.export.weights.sources import checkpoint_weight  # noqa: E402
 from partita.export.work import Work  # noqa: E402
 from tests.export.nets import Net, context, left_alone, operators, random, run, run_passes  # noqa: E402
@@ -51,6 +53,22 @@ WIDTH = 64
 )
 def test_rms_norm_module_is_recognised(module: torch.nn.Module, expected: tuple[float, float]) -> None:
     assert norm_of(module) == expected
+
+
+@pytest.mark.parametrize(
+    ("module", "expected"),
+    [
+        (ACT2FN["gelu_new"], "tanh"),
+        (ACT2FN["gelu_fast"], "tanh"),
+        (BloomGelu(), "tanh"),
+        (ACT2FN["gelu_python"], "none"),
+        (ACT2FN["quick_gelu"], None),
+        (ACT2FN["gelu_10"], None),
+        (torch.nn.Dropout(), None),
+    ],
+)
+def test_gelu_module_is_recognised(module: torch.nn.Module, expected: str | None) -> None:
+    assert gelu_of(module.eval()) == expected
 
 
 class Other(torch.nn.Module):
