@@ -146,7 +146,6 @@ IN_ATTENTION: dict[str, dict[str, Any]] = {
     "half of a head": form(16),
     "neighbours": form(interleaved=True),
     "neighbours in half of a head": form(16, interleaved=True),
-    "neighbours in a quarter of a head, which is widened": form(8, interleaved=True),
     "tables of half the width": form(own=False, repeat=""),
     "only half of a table is read": form(interleaved=True, own=False, repeat="halves"),
     "frequencies of zero": form(base=1.0),
@@ -178,6 +177,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "keys of other angles": {"key": form(base=7.0)},
     "rotated keys are read elsewhere": {"key_read": True},
     "a part that the operator does not rotate": {"query": form(24)},
+    "neighbours in a quarter of a head": {"query": form(8, interleaved=True)},
 }
 
 
