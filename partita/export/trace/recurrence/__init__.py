@@ -13,6 +13,8 @@ Source: ONNX Runtime ContribOperators.md, LinearAttention.
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -25,14 +27,12 @@ import torch
 
 from partita.export.trace import Form
 
-__all__ = ["Recurrence", "modelling_code", "read_states", "recurrences", "replace_recurrences", "used_by"]
-
 
 def recurrences() -> dict[str, Recurrence]:
     """Name of a transformers function -> its replacement."""
-    from partita.export.trace.recurrence import delta_rule, state_space
-
-    return delta_rule.RECURRENCES | state_space.RECURRENCES
+    names = sorted(info.name for info in pkgutil.iter_modules(__path__))
+    modules = [importlib.import_module(f"{__name__}.{name}") for name in names]
+    return {function: found for module in modules for function, found in module.RECURRENCES.items()}
 
 
 def used_by(model: torch.nn.Module) -> tuple[str, ...]:
