@@ -267,7 +267,7 @@ class Pair:
     def __mul__(self, other: Any) -> Pair:
         if not isinstance(other, Pair):
             return Pair(self.parts * (other[..., None] if isinstance(other, torch.Tensor) else other))
-        (a, b), (c, d) = (pair.parts.unbind(-1) for pair in (self, other))
+        (a, b), (c, d) = ((pair.parts[..., 0], pair.parts[..., 1]) for pair in (self, other))
         return Pair(torch.stack([a * c - b * d, a * d + b * c], dim=-1))
 
     def __getitem__(self, index: Any) -> Pair:
