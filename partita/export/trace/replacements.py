@@ -267,8 +267,10 @@ class Pair:
     def __mul__(self, other: Any) -> Pair:
         if not isinstance(other, Pair):
             return Pair(self.parts * (other[..., None] if isinstance(other, torch.Tensor) else other))
-        (a, b), (c, d) = ((pair.parts[..., 0], pair.parts[..., 1]) for pair in (self, other))
-        return Pair(torch.stack([a * c - b * d, a * d + b * c], dim=-1))
+        one, two = self.parts, other.parts
+        real = one[..., 0] * two[..., 0] - one[..., 1] * two[..., 1]
+        imaginary = one[..., 0] * two[..., 1] + one[..., 1] * two[..., 0]
+        return Pair(torch.stack([real, imaginary], dim=-1))
 
     def __getitem__(self, index: Any) -> Pair:
         whole = index if isinstance(index, tuple) else (index,)
