@@ -16,8 +16,8 @@ The passes over a traced graph, in order. Each is one file in `partita/export/pa
 `passes` in `--json` have the number of places that each pass changed. `--without-pass NAME` leaves a pass out, and the
 manifest records it; `write_after_read` cannot be left out.
 
-- A pass recognises a subgraph by its result: the nodes are run on random numbers in float64, with random weights. Names
-  of models, modules and weights are not used.
+- A pass recognises norms, views and tables by their results: the nodes are run on random numbers in float64, with
+  random weights. Names of models, modules and weights are not used.
 - It writes an operator only if the provider that the package is for takes it. Without `--target` that is the best
   usable provider, or the CPU provider with `--attention`. Operators without a CPU kernel are never written.
 - The operators depend on the lowering: ONNX Runtime's own with `gqa`, those of ONNX opsets 23 and 24 with `onnx24`, and

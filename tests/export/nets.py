@@ -20,7 +20,6 @@ from partita.export.passes import manager
 from partita.export.passes.base import Pass, TracedGraph
 from partita.export.trace.attention import Fused
 from partita.export.trace.ports import TraceSpec
-from partita.export.weights.sources import StoredPart
 from partita.package.contract import Port
 
 Array = npt.NDArray[Any]
@@ -55,23 +54,18 @@ class Net:
 
     def constant(self, array: Any, dtype: type = np.float32) -> ir.Value:
         """Numbers that are known."""
-        return self._kept(ir.tensor(np.asarray(array, dtype), name=f"c{len(self.constants)}"))
+        return self.weight(ir.tensor(np.asarray(array, dtype), name=f"c{len(self.constants)}"))
 
     def numbers(self, values: Any) -> ir.Value:
         """Integers that are known: sizes, axes, indices."""
         return self.constant(values, np.int64)
 
-    def weight(self, part: StoredPart) -> ir.Value:
+    def weight(self, part: ir.TensorProtocol) -> ir.Value:
         """A weight of a checkpoint."""
-        return self._kept(part)
-
-    def _kept(self, tensor: ir.TensorProtocol) -> ir.Value:
-        name = tensor.name or ""
-        if name not in self.constants:
-            self.constants[name] = ir.Value(
-                name=name, shape=ir.Shape(tensor.shape.numpy()), type=ir.TensorType(tensor.dtype), const_value=tensor
-            )
-        return self.constants[name]
+        value = ir.Value(
+            name=part.name, shape=ir.Shape(part.shape.numpy()), type=ir.TensorType(part.dtype), const_value=part
+        )
+        return self.constants.setdefault(part.name or "", value)
 
     def op(self, operator: str, *inputs: ir.Value | None, outputs: int = 1, **attributes: Any) -> Any:
         """The output of a node, or its outputs; `operator` may have a domain before two colons."""
@@ -141,17 +135,12 @@ def context(
     *,
     refused: Collection[str] = (),
     refuses: Callable[[ir.Node], bool] = lambda node: False,
-    asked: list[str] | None = None,
 ) -> TracedGraph:
     """What a pass is told beside a provider that takes every operator but those that are `refused`, and every node but
-    those that it `refuses`.
-
-    The input `positions` has the role. `asked` gets the operators that were asked about.
+    those that it `refuses`. The input `positions` has the role.
     """
 
     def takes(node: ir.Node) -> bool:
-        if asked is not None:
-            asked.append(node.op_type)
         return node.op_type not in refused and not refuses(node)
 
     spec = TraceSpec(1, LENGTH, None, LATEST[fused], "contrib")

@@ -12,19 +12,20 @@ from onnx import TensorProto, numpy_helper
 
 from partita.errors import UsageError
 from partita.export.pipeline import ExportOptions, check_options, export
+from partita.export.publish import ExportResult
 from partita.options.export import Attention
 from partita.package.folder import WEIGHTS, Manifest, read_manifest, sha256_of
 from tests.conftest import MODELS, Exported, TinyCheckpoint
 
-LENGTH = 64
+LENGTH, OPSET = 64, 18
+LOWERINGS = ["gqa", *(pytest.param(name, marks=pytest.mark.heavy) for name in ("onnx24", "primitives"))]
 
 
-def unverified(checkpoint: Path, out: Path, **options: object) -> Manifest:
-    summary = export(
+def unverified(checkpoint: Path, out: Path, **options: object) -> ExportResult:
+    return export(
         ExportOptions(str(checkpoint), out, verify=False, **{"max_length": LENGTH, **options}),  # type: ignore[arg-type]
         replay=lambda folder, manifest: pytest.fail("`verify=False` must not replay"),
     )
-    return summary.manifest
 
 
 def load(folder: Path, file: str) -> onnx.ModelProto:
@@ -38,7 +39,7 @@ def metadata(node: onnx.NodeProto) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def dynamic(tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Manifest]:
     out = tmp_path_factory.mktemp("graph") / "package"
-    return out, unverified(tiny_checkpoint("gemma3_text"), out)
+    return out, unverified(tiny_checkpoint("gemma3_text"), out).manifest
 
 
 def test_nodes_have_unique_module_names_class_and_source(dynamic: tuple[Path, Manifest]) -> None:
@@ -75,12 +76,10 @@ def test_manifest_lists_ports_states_and_cache_size(dynamic: tuple[Path, Manifes
     assert {v.name for v in written.output} == {p.name for p in graph.outputs} | {s.present for s in states}
 
 
-@pytest.mark.parametrize(
-    "attention", ["gqa", *(pytest.param(name, marks=pytest.mark.heavy) for name in ("onnx24", "primitives"))]
-)
+@pytest.mark.parametrize("attention", LOWERINGS)
 def test_static_graphs_have_no_symbolic_sizes(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, attention: str) -> None:
     options = {"static_shapes": True, "prefill_chunk": 4, "attention": attention, "batch_size": 2}
-    manifest = unverified(tiny_checkpoint("mistral"), tmp_path / "out", **options)
+    manifest = unverified(tiny_checkpoint("mistral"), tmp_path / "out", **options).manifest
     assert [(f.file, f.phase, f.sequence_length) for f in manifest.graph.files] == [
         ("prefill.onnx", "prefill", 4),
         ("decode.onnx", "decode", 1),
@@ -98,10 +97,7 @@ def test_static_graphs_share_the_data_file(tiny_checkpoint: TinyCheckpoint, tmp_
     """The prefill chunk is limited to the cache length."""
     checkpoint = tiny_checkpoint("llama", num_hidden_layers=1)
     unverified(checkpoint, tmp_path / "single")
-    options = ExportOptions(
-        str(checkpoint), tmp_path / "pair", verify=False, max_length=LENGTH, static_shapes=True, prefill_chunk=1000
-    )
-    summary = export(options, replay=lambda folder, manifest: pytest.fail("`verify=False` must not replay"))
+    summary = unverified(checkpoint, tmp_path / "pair", static_shapes=True, prefill_chunk=1000)
     sizes = {name: (tmp_path / name / WEIGHTS).stat().st_size for name in ("single", "pair")}
     assert sizes["single"] == sizes["pair"]
     places = []
@@ -119,7 +115,7 @@ def test_package_records_opset_source_files_and_model_max_length(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path
 ) -> None:
     folder, out = tiny_checkpoint("llama", num_hidden_layers=1, dtype="bfloat16"), tmp_path / "out"
-    manifest = unverified(folder, out, opset=23, max_length=None)
+    manifest = unverified(folder, out, opset=23, max_length=None).manifest
     opsets = {o.domain: o.version for o in load(out, "model.onnx").opset_import}
     assert opsets == manifest.graph.opsets == {"": 23, "com.microsoft": 1}
     assert manifest.graph.max_length == 256
@@ -132,16 +128,14 @@ def test_package_records_opset_source_files_and_model_max_length(
     assert (weights.name, weights.sha256) == ("model.safetensors", sha256_of(folder / "model.safetensors"))
 
 
-@pytest.mark.parametrize(
-    "attention", ["gqa", *(pytest.param(name, marks=pytest.mark.heavy) for name in ("onnx24", "primitives"))]
-)
+@pytest.mark.parametrize("attention", LOWERINGS)
 def test_symbolic_axes_match_manifest(
     tiny_checkpoint: TinyCheckpoint, dynamic: tuple[Path, Manifest], tmp_path: Path, attention: str
 ) -> None:
     folder, manifest = dynamic
     if attention != "gqa":
         folder = tmp_path / "out"
-        manifest = unverified(tiny_checkpoint("llama", num_hidden_layers=1), folder, attention=attention)
+        manifest = unverified(tiny_checkpoint("llama", num_hidden_layers=1), folder, attention=attention).manifest
     (file,) = manifest.graph.files
     graph = load(folder, "model.onnx").graph
     ports = {value.name: value.type.tensor_type.shape.dim for value in (*graph.input, *graph.output)}
@@ -151,25 +145,16 @@ def test_symbolic_axes_match_manifest(
     assert "sequence_length" in inner and not [name for name in inner if name.lstrip("2*").startswith("s7")]
 
 
-OPSET = 18
-
-
 def graphs(package: Path) -> list[onnx.ModelProto]:
-    files = [file.file for file in read_manifest(package).graph.files]
-    return [onnx.load(package / file, load_external_data=False) for file in files]
-
-
-SAMPLE = ("gemma2",)
-"""Softcaps, windows and norms on both sides; the others are variations."""
-STATIC: dict[str, Any] = {"static_shapes": True, "prefill_chunk": 6}
+    return [load(package, file.file) for file in read_manifest(package).graph.files]
 
 
 @pytest.mark.parametrize(
     ("model_type", "options"),
     [
-        *(pytest.param(name, {}, marks=() if name in SAMPLE else pytest.mark.heavy) for name in sorted(MODELS)),
-        pytest.param("llama", STATIC, marks=pytest.mark.heavy),
-        pytest.param("gemma3_text", STATIC, marks=pytest.mark.heavy),
+        # softcaps, windows and norms on both sides; the others are variations
+        *(pytest.param(name, {}, marks=() if name == "gemma2" else pytest.mark.heavy) for name in sorted(MODELS)),
+        pytest.param("gemma3_text", {"static_shapes": True, "prefill_chunk": 6}, marks=pytest.mark.heavy),
     ],
 )
 def test_primitives_lowering_uses_only_opset_18_operators(
@@ -190,16 +175,12 @@ def test_primitives_lowering_uses_only_opset_18_operators(
 def test_primitives_cache_is_updated_by_scatter_elements(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
     """One ScatterElements from past to present per state, which providers can run in place."""
     package = exported(tiny_checkpoint("llama"), attention="primitives")
-    (model,) = graphs(package)
+    (model,), manifest = graphs(package), read_manifest(package)
     writers = {output: node for node in model.graph.node for output in node.output}
-    for state in read_manifest(package).graph.states:
+    for state in manifest.graph.states:
         node = writers[state.present]
         assert (node.op_type, node.input[0]) == ("ScatterElements", state.past)
-    assert {port.role for port in read_manifest(package).graph.files[0].inputs} == {
-        "tokens",
-        "positions",
-        "logits_rows",
-    }
+    assert {port.role for port in manifest.graph.files[0].inputs} == {"tokens", "positions", "logits_rows"}
 
 
 def test_float16_mask_excludes_empty_cache_positions(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:

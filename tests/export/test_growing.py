@@ -50,40 +50,38 @@ def test_inputs_and_outputs_match_optimum(tiny_checkpoint: TinyCheckpoint, expor
     assert {port.role for port in graph.inputs} == {"tokens", "positions", "mask"}
 
 
-def run(
-    session: ort.InferenceSession, ids: Array, mask: Array, past: dict[str, Array] | None = None
-) -> dict[str, Array]:
-    """One step as optimum makes it: positions count what the mask lets through."""
-    rows, length = ids.shape
-    positions = np.maximum(np.cumsum(mask, axis=1) - 1, 0)[:, -length:]
-    feeds: dict[str, Any] = {"input_ids": ids, "position_ids": positions, "attention_mask": mask}
-    for port in session.get_inputs():
-        if port.name.startswith("past"):
-            heads, width = port.shape[1], port.shape[3]
-            feeds[port.name] = (past or {}).get(port.name, np.zeros((rows, heads, 0, width), np.float32))
-    wanted = {port.name for port in session.get_inputs()}
-    names = [port.name for port in session.get_outputs()]
-    given = {name: value for name, value in feeds.items() if name in wanted}
-    return dict(zip(names, session.run(None, given), strict=True))
+class Session:
+    """A package that is run as optimum runs it: positions count what the mask lets through."""
+
+    def __init__(self, folder: Path) -> None:
+        self.session = ort.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
+        self.ports = self.session.get_inputs()
+        self.past: dict[str, Array] = {}
+
+    def run(self, ids: Array, mask: Array) -> Array:
+        """The logits of one step after those before."""
+        positions = np.maximum(np.cumsum(mask, axis=1) - 1, 0)[:, -ids.shape[1] :]
+        feeds: dict[str, Any] = {"input_ids": ids, "position_ids": positions, "attention_mask": mask}
+        for port in self.ports:
+            if port.name.startswith("past"):
+                feeds[port.name] = np.zeros((len(ids), port.shape[1], 0, port.shape[3]), np.float32)
+        given = {port.name: (feeds | self.past)[port.name] for port in self.ports}
+        logits, *present = self.session.run(None, given)
+        names = [port.name.replace("present", "past_key_values") for port in self.session.get_outputs()[1:]]
+        self.past = dict(zip(names, present, strict=True))
+        return np.asarray(logits)
 
 
 @pytest.mark.parametrize("kind", ["bloom", pytest.param("gemma2", marks=HEAVY)])
 def test_left_padding_does_not_change_logits(tiny_checkpoint: TinyCheckpoint, exported: Exported, kind: str) -> None:
     """transformers' generate pads prompts of unequal length this way. bloom has ALiBi positions."""
     folder = exported(tiny_checkpoint(kind), cache="growing", batch_size=2)
-    session = ort.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
     ids = np.array([[5, 9, 12, 40, 7, 3], [0, 0, 12, 40, 7, 3]])
     mask = np.array([[1] * 6, [0, 0, 1, 1, 1, 1]])
-    alone = np.array([[12, 40, 7, 3]] * 2)
-    step, longer = np.array([[8], [8]]), np.concatenate([mask, [[1], [1]]], axis=1)
-
-    def both(tokens: Array, seen: Array, next_mask: Array) -> tuple[Array, Array]:
-        first = run(session, tokens, seen)
-        past = {name.replace("present", "past_key_values"): value for name, value in first.items()}
-        return first["logits"][1, -1], run(session, step, next_mask, past)["logits"][1, -1]
-
-    padded, plain = both(ids, mask, longer), both(alone, np.ones((2, 4), int), np.ones((2, 5), int))
-    for ours, expected in zip(padded, plain, strict=True):
+    padded, plain = Session(folder), Session(folder)
+    for tokens, seen in ((ids, mask), (np.array([[8], [8]]), np.concatenate([mask, [[1], [1]]], axis=1))):
+        ours = padded.run(tokens, seen)[1, -1]
+        expected = plain.run(np.stack([tokens[1, -4:]] * 2), seen[:, 2:] | 1)[1, -1]
         assert np.abs(ours - expected).max() <= 1e-5 * np.abs(expected).max()
 
 
@@ -91,25 +89,13 @@ def test_sliding_window_applies_beyond_max_length(tiny_checkpoint: TinyCheckpoin
     """Callers may feed a growing cache beyond the exported `max_length`."""
     checkpoint = tiny_checkpoint("mistral", num_hidden_layers=1, sliding_window=32)
     folder = exported(checkpoint, cache="growing", max_length=32)
-    session = ort.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
-    ids = np.array([[3 + (37 * place) % 280 for place in range(48)]])
-    first = run(session, ids[:, :40], np.ones((1, 40), int))
-    past = {name.replace("present", "past_key_values"): value for name, value in first.items()}
-    second = run(session, ids[:, 40:], np.ones((1, 48), int), past)
-    ours = np.concatenate([step["logits"][0] for step in (first, second)])
+    session, ids = Session(folder), np.array([[3 + (37 * place) % 280 for place in range(48)]])
+    steps = [session.run(ids[:, :40], np.ones((1, 40), int)), session.run(ids[:, 40:], np.ones((1, 48), int))]
+    ours = np.concatenate(steps, axis=1)[0]
     with torch.no_grad():
         model = load(open_checkpoint(str(checkpoint)))
         expected = model(input_ids=torch.from_numpy(ids), use_cache=False).logits[0].numpy()
     assert np.abs(ours - expected).max() <= 1e-4 * np.abs(expected).max()
-
-
-def test_growing_and_fixed_cache_generate_equal_tokens(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
-    checkpoint = tiny_checkpoint("llama")
-    tokens = []
-    for cache in ("fixed", "growing"):
-        with partita.load(exported(checkpoint, cache=cache), "cpu") as model:
-            tokens.append(list(model.generate([[5, 9, 12, 40]], max_new_tokens=24).results[0].tokens))
-    assert tokens[0] == tokens[1]
 
 
 @pytest.mark.parametrize(
@@ -117,7 +103,6 @@ def test_growing_and_fixed_cache_generate_equal_tokens(tiny_checkpoint: TinyChec
     [
         ({"cache": "round"}, "`cache=round`: choose one of fixed, window, growing"),
         ({"cache": "growing", "attention": "gqa"}, "does not support `attention=gqa`; omit one of them"),
-        ({"cache": "growing", "static_shapes": True}, "does not support `static_shapes=True`"),
         ({"cache": "growing", "cache_precision": "int8"}, "does not support `cache_precision=int8`"),
         ({"attention": "growing"}, "use `cache=growing`"),
     ],
@@ -145,13 +130,17 @@ def test_fixed_states_and_length_dependent_frequencies_are_rejected(
         exported(checkpoint, cache="growing", max_length=32)
 
 
-def test_cli_option_and_reexport_command_contain_growing_cache(
-    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_cli_option_reexport_command_and_tokens_of_growing_cache(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "out"
-    words = ["export", str(tiny_checkpoint("llama")), str(out), "--max-length", "64", "--cache", "growing"]
+    checkpoint, out, tokens = tiny_checkpoint("llama"), tmp_path / "out", []
+    words = ["export", str(checkpoint), str(out), "--max-length", "64", "--cache", "growing"]
     assert cli.run(words) == 0, capsys.readouterr().err
     manifest = read_manifest(out)
     assert manifest.graph.attention == "growing"
     remedy = export_again_remedy(out, manifest).command
     assert remedy[remedy.index("--cache") + 1] == "growing" and "--attention" not in remedy
+    for package in (out, exported(checkpoint)):
+        with partita.load(package, "cpu") as model:
+            tokens.append(list(model.generate([[5, 9, 12, 40]], max_new_tokens=24).results[0].tokens))
+    assert tokens[0] == tokens[1]

@@ -37,9 +37,7 @@ def attended(net: Net, three: list[Any]) -> Net:
     return net
 
 
-def net(
-    checkpoint: Checkpoint, *, bias: str = "qkv", two: bool = False, read: bool = False, normed: bool = False
-) -> Net:
+def net(checkpoint: Checkpoint, *, bias: str = "qkv", two: bool = False, read: bool = False) -> Net:
     """Three products and attention. `bias`: which have one; `two`: the values are made of another input."""
     made = Net()
     x = made.input("x", [1, "s", HIDDEN])
@@ -55,10 +53,6 @@ def net(
             value = made.op("Add", value, made.weight(shift))
         if read and name == "k":
             made.give(value, "key")
-        if normed and name != "v":
-            value.shape, value.type = ir.Shape([1, "s", size]), ir.TensorType(ir.DataType.FLOAT)
-            branches: dict[str, Any] = {"num_branches": size // WIDTH, "epsilon": 1e-6}
-            value = made.op("com.microsoft::BranchwiseRMSNorm", value, made.constant([2.0] * WIDTH), **branches)
         three.append(value)
     return attended(made, three)
 
@@ -82,20 +76,17 @@ def test_qkv_projections_are_merged_into_single_matmul(checkpoint: Checkpoint, t
     assert weight.source.elements == HIDDEN * sum(SIZES.values())
 
 
-def test_head_norms_remain_after_split_of_merged_projection(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    model = packed(lambda: net(checkpoint, normed=True), tmp_path)
-    norms = ["BranchwiseRMSNorm"] * 2
-    assert operators(model) == ["MatMul", "Add", "Split", *norms, "GroupQueryAttention"]
+def split_net(*order: int) -> Net:
+    """One product that is split into three parts, and attention over them in this order."""
+    made = Net()
+    whole = made.op("MatMul", made.input("x", [1, "s", HIDDEN]), made.constant(random(HIDDEN, sum(SIZES.values()))))
+    sizes = [list(SIZES.values())[each] for each in order]
+    parts = made.op("Split", whole, made.constant(sizes, np.int64), axis=-1, outputs=3)
+    return attended(made, [parts[order.index(each)] for each in range(3)])
 
 
 def test_split_of_merged_product_feeds_attention_directly(tmp_path: Path) -> None:
-    def make() -> Net:
-        made = Net()
-        whole = made.op("MatMul", made.input("x", [1, "s", HIDDEN]), made.constant(random(HIDDEN, sum(SIZES.values()))))
-        sizes = made.constant(list(SIZES.values()), np.int64)
-        return attended(made, list(made.op("Split", whole, sizes, axis=-1, outputs=3)))
-
-    assert operators(packed(make, tmp_path)) == ["MatMul", "GroupQueryAttention"]
+    assert operators(packed(lambda: split_net(0, 1, 2), tmp_path)) == ["MatMul", "GroupQueryAttention"]
 
 
 OTHERS: list[dict[str, Any]] = [{"bias": "qv"}, {"two": True}, {"read": True}]
@@ -103,10 +94,7 @@ OTHERS: list[dict[str, Any]] = [{"bias": "qv"}, {"two": True}, {"read": True}]
 
 
 def test_unlike_or_unsupported_projections_are_not_packed(checkpoint: Checkpoint) -> None:
-    made = Net()
-    whole = made.op("MatMul", made.input("x", [1, "s", HIDDEN]), made.constant(random(HIDDEN, sum(SIZES.values()))))
-    first, second, query = made.op("Split", whole, made.constant([32, 32, 64], np.int64), axis=-1, outputs=3)
-    cases = [(attended(made, [query, first, second]), context("contrib"))]  # a split in another order
+    cases = [(split_net(1, 2, 0), context("contrib"))]
     cases += [(net(checkpoint, **options), context("contrib")) for options in OTHERS]
     takes_three = context("contrib", refuses=lambda node: node.inputs[1] is None)
     cases += [(net(checkpoint), told) for told in (takes_three, context("standard"), context("none"))]

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from partita.options.export import Attention
 from partita.package.folder import TOLERANCES, read_manifest
 from tests.conftest import MODELS, Exported, TinyCheckpoint
 
@@ -34,6 +33,16 @@ def original_tokens(checkpoint: Path, prompt: list[int], new_tokens: int) -> lis
     return [int(token) for token in out[0, len(prompt) :]]
 
 
+def recipe(folder: Path, model_type: str) -> Path:
+    """The tiny checkpoint of `make breadth`."""
+    from tests.export.breadth import recipes
+
+    checkpoint = folder / "checkpoint"
+    checkpoint.mkdir()
+    recipes.save(checkpoint, model_type)
+    return checkpoint
+
+
 def our_tokens(package: Path, prompts: list[list[int]], new_tokens: int, prefill_chunk: int = 512) -> list[list[int]]:
     """Greedy tokens of our loop, per row."""
     from benchmarks.engine_steps import generate
@@ -56,10 +65,11 @@ def sampled(cases: Iterable[tuple[str, str]], kept: Collection[tuple[str, str]])
 
 
 # Every lowering with those that ask most of it; test_breadth has many more, `make breadth` all of them in all three.
+# gpt_neox stores its head under another name, helium has a norm epsilon of 1e-8, and apertus has buffers.
 FP32 = sampled(
-    [(model_type, "gqa") for model_type in sorted(MODELS)]
+    [(model_type, "gqa") for model_type in sorted({*MODELS, "gpt_neox", "helium", "apertus"})]
     + [(kind, name) for kind in ("gemma2", "gemma3_text", "llama") for name in ("onnx24", "primitives")],
-    {("llama", "gqa"), ("gemma2", "gqa"), ("llama", "primitives")},
+    {("llama", "gqa"), ("gemma2", "gqa"), ("gpt_neox", "gqa"), ("llama", "primitives")},
 )
 
 
@@ -67,7 +77,7 @@ FP32 = sampled(
 def test_fp32_export_is_verified_and_matches_generate(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, model_type: str, attention: str
 ) -> None:
-    checkpoint = tiny_checkpoint(model_type)
+    checkpoint = tiny_checkpoint(model_type, **({"head_dim": 16} if model_type == "helium" else {}))
     package = exported(checkpoint, attention=attention)
     result = read_manifest(package).verification
     assert result.status == "verified" and result.tolerance == TOLERANCES["fp32"] == 1e-4
@@ -80,47 +90,38 @@ def test_fp32_export_is_verified_and_matches_generate(
     assert our_tokens(package, [PROMPT], NEW_TOKENS, prefill_chunk=7) == [expected]
 
 
-@pytest.mark.parametrize(
-    ("model_type", "attention"),
-    sampled(itertools.product(("llama", "gemma3_text"), ("gqa", "onnx24", "primitives")), {("llama", "onnx24")}),
-)
-def test_static_prefill_and_decode_graphs_match_generate(
-    tiny_checkpoint: TinyCheckpoint, exported: Exported, model_type: str, attention: str
-) -> None:
-    checkpoint = tiny_checkpoint(model_type)
-    package = exported(checkpoint, attention=attention, static_shapes=True, prefill_chunk=6)
-    expected = original_tokens(checkpoint, PROMPT, NEW_TOKENS)
-    assert our_tokens(package, [PROMPT], NEW_TOKENS) == [expected]
+LOWERINGS = ("gqa", "onnx24", "primitives")
 
 
 @pytest.mark.parametrize(
     ("model_type", "attention"),
-    sampled(itertools.product(("qwen2", "gemma2"), ("gqa", "onnx24", "primitives")), {("qwen2", "gqa")}),
+    sampled(
+        itertools.product(("llama", "gemma3_text", "qwen2", "gemma2"), LOWERINGS),
+        {("llama", "onnx24"), ("qwen2", "gqa")},
+    ),
 )
-def test_batch_with_unequal_prompts_matches_generate(
+def test_static_graphs_and_batches_match_generate(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, model_type: str, attention: str
 ) -> None:
-    checkpoint = tiny_checkpoint(model_type)
-    package = exported(checkpoint, attention=attention, batch_size=2)
-    prompts = [PROMPT, PROMPT[3:9]]
+    """Two graphs of fixed sizes, or two rows of unequal length."""
+    batch = model_type in ("qwen2", "gemma2")
+    options: dict[str, Any] = {"batch_size": 2} if batch else {"static_shapes": True, "prefill_chunk": 6}
+    checkpoint, prompts = tiny_checkpoint(model_type), [PROMPT, PROMPT[3:9]][: 1 + batch]
+    package = exported(checkpoint, attention=attention, **options)
     expected = [original_tokens(checkpoint, prompt, NEW_TOKENS) for prompt in prompts]
     assert our_tokens(package, prompts, NEW_TOKENS) == expected
-    assert our_tokens(package, prompts, NEW_TOKENS, prefill_chunk=4) == expected
+    assert not batch or our_tokens(package, prompts, NEW_TOKENS, prefill_chunk=4) == expected
 
 
 ROPE: dict[str, dict[str, Any]] = {
-    "linear": {"rope_type": "linear", "factor": 2.0},
-    "dynamic": {"rope_type": "dynamic", "factor": 4.0},
-    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
+    "dynamic": {"factor": 4.0},
     "llama3": {
-        "rope_type": "llama3",
         "factor": 4.0,
+        "original_max_position_embeddings": 16,
         "low_freq_factor": 1.0,
         "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 16,
     },
     "longrope": {
-        "rope_type": "longrope",
         "factor": 4.0,
         "original_max_position_embeddings": 32,
         "short_factor": [1.0, 1.1] * 4,
@@ -141,7 +142,7 @@ def test_rope_scaling_beyond_original_context_matches_generate(
     model_type = "phi3" if kind == "longrope" else "llama"
     settings: dict[str, Any] = {
         "max_position_embeddings": longest,
-        "rope_parameters": {"rope_theta": 1e4, **ROPE[kind]},
+        "rope_parameters": {"rope_type": kind, "rope_theta": 1e4, **ROPE[kind]},
     }
     if kind == "longrope":
         settings["original_max_position_embeddings"] = 32
@@ -160,21 +161,12 @@ LONG_PROMPT = [1, *(3 + (37 * i) % 280 for i in range(69))]
     sampled(itertools.product(("bamba", "kimi_linear", "jamba"), ("gqa", "primitives")), {("jamba", "gqa")}),
 )
 def test_chunked_prefill_of_recurrent_models_matches_generate(
-    tmp_path: Path, model_type: str, attention: Attention
+    tmp_path: Path, exported: Exported, model_type: str, attention: str
 ) -> None:
     """Four chunks of 16 tokens and single tokens; two rows, the second much shorter."""
-    from partita.export.pipeline import ExportOptions, export
-    from partita.library.exporting import replay
-    from tests.export.breadth import recipes
-
-    checkpoint = tmp_path / "checkpoint"
-    checkpoint.mkdir()
-    recipes.save(checkpoint, model_type)
-    prompts, package = [LONG_PROMPT, LONG_PROMPT[:9]], tmp_path / "package"
-    expected = [original_tokens(checkpoint, prompt, 8) for prompt in prompts]
-    options = ExportOptions(str(checkpoint), package, max_length=96, attention=attention, batch_size=2)
-    export(options, replay=replay)
-    assert our_tokens(package, prompts, 8) == expected
+    checkpoint, prompts = recipe(tmp_path, model_type), [LONG_PROMPT, LONG_PROMPT[:9]]
+    package = exported(checkpoint, max_length=96, attention=attention, batch_size=2)
+    assert our_tokens(package, prompts, 8) == [original_tokens(checkpoint, prompt, 8) for prompt in prompts]
 
 
 @pytest.mark.heavy
@@ -184,11 +176,8 @@ def test_wrong_chunk_computation_fails_verification(tmp_path: Path, monkeypatch:
     from partita.export.pipeline import ExportOptions, export
     from partita.export.trace.recurrence import delta_rule
     from partita.library.exporting import replay
-    from tests.export.breadth import recipes
 
-    checkpoint = tmp_path / "checkpoint"
-    checkpoint.mkdir()
-    recipes.save(checkpoint, "kimi_linear")
+    checkpoint = recipe(tmp_path, "kimi_linear")
     right = delta_rule.chunk
     monkeypatch.setattr(delta_rule, "chunk", lambda *given: (right(*given)[0] * 2, right(*given)[1]))
     with pytest.raises(ParityError, match="first difference in prefill"):
@@ -208,30 +197,10 @@ def test_half_precision_export_is_verified(
     assert ("float32 arithmetic" in result.detail) == (precision == "bf16")
 
 
-def test_fp16_export_keeps_values_of_table_cast_at_run_time(tmp_path: Path) -> None:
+def test_fp16_export_keeps_values_of_table_cast_at_run_time(tmp_path: Path, exported: Exported) -> None:
     """ctrl casts its float32 position buffer to the type of its hidden states and stores the result."""
-    from partita.export.pipeline import ExportOptions, export
-    from partita.library.exporting import replay
-    from tests.export.breadth import recipes
-
-    checkpoint = tmp_path / "checkpoint"
-    checkpoint.mkdir()
-    recipes.save(checkpoint, "ctrl")
-    options = ExportOptions(str(checkpoint), tmp_path / "out", max_length=64, attention="gqa", precision="fp16")
-    export(options, replay=replay)
-    assert read_manifest(tmp_path / "out").verification.status == "verified"
-
-
-@pytest.mark.parametrize(
-    "model_type", [*(pytest.param(name, marks=pytest.mark.heavy) for name in ("helium", "apertus")), "gpt_neox"]
-)
-def test_special_checkpoint_layouts_match_generate(
-    tiny_checkpoint: TinyCheckpoint, exported: Exported, model_type: str
-) -> None:
-    """A head stored under another name (gpt_neox), a norm epsilon of 1e-8 (helium), buffers (apertus)."""
-    extra: dict[str, Any] = {"head_dim": 16} if model_type == "helium" else {}
-    checkpoint = tiny_checkpoint(model_type, **extra)
-    assert our_tokens(exported(checkpoint), [PROMPT], NEW_TOKENS) == [original_tokens(checkpoint, PROMPT, NEW_TOKENS)]
+    manifest = read_manifest(exported(recipe(tmp_path, "ctrl"), attention="gqa", precision="fp16"))
+    assert manifest.verification.status == "verified"
 
 
 def test_wrong_graph_raises_parity_error_at_first_difference(
@@ -257,30 +226,21 @@ def test_wrong_graph_raises_parity_error_at_first_difference(
 
 
 @pytest.mark.heavy
-def test_buffers_are_read_from_checkpoint(
-    tiny_checkpoint: TinyCheckpoint, own_copy: Callable[[Path], Path], exported: Exported
+@pytest.mark.parametrize("model_type", ["apertus", "llama"])
+def test_buffers_and_tiny_norm_epsilon_are_kept(
+    tiny_checkpoint: TinyCheckpoint, own_copy: Callable[[Path], Path], exported: Exported, model_type: str
 ) -> None:
+    """llama: the embedding of one token is zero, so that without the epsilon its norm divides by zero."""
     from safetensors.torch import load_file, save_file
 
-    checkpoint = own_copy(tiny_checkpoint("apertus"))
+    settings = {"rms_norm_eps": 1e-9} if model_type == "llama" else {}
+    checkpoint = own_copy(tiny_checkpoint(model_type, **settings))
     tensors = load_file(checkpoint / "model.safetensors")
     changed = [name for name in tensors if name.endswith("act_fn.beta")]
-    assert changed
+    assert bool(changed) == (model_type == "apertus")
     for name in changed:
         tensors[name].fill_(3.0)
-    save_file(tensors, checkpoint / "model.safetensors", metadata={"format": "pt"})
-    assert our_tokens(exported(checkpoint), [PROMPT], NEW_TOKENS) == [original_tokens(checkpoint, PROMPT, NEW_TOKENS)]
-
-
-@pytest.mark.heavy
-def test_tiny_norm_epsilon_is_kept(
-    tiny_checkpoint: TinyCheckpoint, own_copy: Callable[[Path], Path], exported: Exported
-) -> None:
-    """The embedding of one token is zero: without the epsilon its norm divides by zero."""
-    from safetensors.torch import load_file, save_file
-
-    checkpoint = own_copy(tiny_checkpoint("llama", rms_norm_eps=1e-9))
-    tensors = load_file(checkpoint / "model.safetensors")
-    tensors["model.embed_tokens.weight"][PROMPT[5]] = 0
+    if model_type == "llama":
+        tensors["model.embed_tokens.weight"][PROMPT[5]] = 0
     save_file(tensors, checkpoint / "model.safetensors", metadata={"format": "pt"})
     assert our_tokens(exported(checkpoint), [PROMPT], NEW_TOKENS) == [original_tokens(checkpoint, PROMPT, NEW_TOKENS)]

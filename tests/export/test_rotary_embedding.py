@@ -82,10 +82,10 @@ def placeholder(net: Net, x: ir.Value, positions: ir.Value, each: dict[str, Any]
     return y
 
 
-def heads_of(net: Net, x: ir.Value, heads: int, rows: int = 1) -> ir.Value:
-    """[B, S, H*D] -> [B, H, S, D]."""
-    made = net.op("Transpose", net.op("Reshape", x, net.numbers([rows, -1, heads, WIDTH])), perm=[0, 2, 1, 3])
-    made.shape, made.type = ir.Shape([rows, heads, "s", WIDTH]), ir.TensorType(ir.DataType.FLOAT)
+def heads_of(net: Net, x: ir.Value, heads: int) -> ir.Value:
+    """[1, S, H*D] -> [1, H, S, D]."""
+    made = net.op("Transpose", net.op("Reshape", x, net.numbers([1, -1, heads, WIDTH])), perm=[0, 2, 1, 3])
+    made.shape, made.type = ir.Shape([1, heads, "s", WIDTH]), ir.TensorType(ir.DataType.FLOAT)
     return made
 
 
@@ -97,9 +97,10 @@ def attention_net(
     key_read: bool = False,
     offset: bool = False,
     rotates: bool = True,
+    opset: int = 21,
 ) -> Net:
     """Queries and keys rotated by position, and attention over them; without rotations for `rotates` false."""
-    made = Net()
+    made = Net(opset)
     positions = made.input("positions", [1, "s"], ir.DataType.INT32)
     where = made.op("Add", positions, made.constant([2], np.int32)) if offset else positions
     query = query or form()
@@ -146,7 +147,6 @@ IN_ATTENTION: dict[str, dict[str, Any]] = {
     "half of a head": form(16),
     "neighbours": form(interleaved=True),
     "neighbours in half of a head": form(16, interleaved=True),
-    "neighbours in a quarter of a head, which is widened": form(8, interleaved=True),
     "tables of half the width": form(own=False, repeat=""),
     "only half of a table is read": form(interleaved=True, own=False, repeat="halves"),
     "frequencies of zero": form(base=1.0),
@@ -161,8 +161,7 @@ IN_ATTENTION: dict[str, dict[str, Any]] = {
         for apart in {False, 2 * len(each["attributes"]["first"]) < WIDTH}
     ],
 )
-@pytest.mark.parametrize(("start", "tokens"), [(0, 6), (9, 1), (9, 4)])
-def test_rotary_embedding_is_fused_into_gqa(tmp_path: Path, kind: str, apart: bool, start: int, tokens: int) -> None:
+def test_rotary_embedding_is_fused_into_gqa(tmp_path: Path, kind: str, apart: bool) -> None:
     each = IN_ATTENTION[kind]
     model = attention_net(each, apart=apart).model()
     assert run_passes(model, [PASS, views.PASS], context("contrib")) == {"rotary_embedding": 1, "views": 2}
@@ -170,14 +169,16 @@ def test_rotary_embedding_is_fused_into_gqa(tmp_path: Path, kind: str, apart: bo
     assert not next(value for value in model.graph.inputs if value.name == "positions").uses()
     names = sorted(name for name in model.graph.initializers if name.startswith("rotary"))
     assert names == ["rotary.cos.0", "rotary.sin.0"], "one pair for queries and keys"
-    given = feed(start, tokens)
-    same(run(model, tmp_path, given), expected(given, tmp_path, each, each))
+    for start, tokens in ((0, 6), (9, 1), (9, 4)):
+        given = feed(start, tokens)
+        same(run(model, tmp_path, given), expected(given, tmp_path, each, each))
 
 
 OTHERS: dict[str, dict[str, Any]] = {
     "keys of other angles": {"key": form(base=7.0)},
     "rotated keys are read elsewhere": {"key_read": True},
     "a part that the operator does not rotate": {"query": form(24)},
+    "neighbours in a quarter of a head": {"query": form(8, interleaved=True)},
 }
 
 
@@ -193,75 +194,39 @@ def test_forms_unsupported_by_gqa_become_an_operator_before_it(tmp_path: Path, k
     same(found, expected(given, tmp_path, query, OTHERS[kind].get("key", query)))
 
 
-@pytest.mark.parametrize("kind", OTHERS)
-def test_forms_unsupported_by_gqa_and_the_target_are_left(kind: str) -> None:
-    left_alone(lambda: attention_net(**OTHERS[kind]), PASS, context("contrib", refused={"RotaryEmbedding"}))
-
-
 UNKNOWN: dict[str, dict[str, Any]] = {
     "positions are moved": {"offset": True},
     "different angles in a pair": {"query": form(repeat="neighbours")},
 }
 
 
-@pytest.mark.parametrize("kind", UNKNOWN)
-def test_rotations_without_tables_are_left(kind: str) -> None:
-    left_alone(lambda: attention_net(**UNKNOWN[kind]), PASS, context("contrib"))
+@pytest.mark.parametrize("kind", [*OTHERS, *UNKNOWN])
+def test_rotations_without_tables_or_without_support_are_left(kind: str) -> None:
+    told = context("contrib", refused={"RotaryEmbedding"} if kind in OTHERS else ())
+    left_alone(lambda: attention_net(**(OTHERS | UNKNOWN)[kind]), PASS, told)
 
 
-def test_positions_are_cast_to_int64_despite_other_casts() -> None:
-    made = attention_net(key=form(base=7.0))
-    made.give(made.op("Cast", made.inputs[0], to=int(ir.DataType.FLOAT)), "positions as floats")
-    model = made.model()
-    assert run_passes(model, [PASS], context("contrib")) == {"rotary_embedding": 2}
-    assert operators(model).count("Cast") == 2
-
-
-def heads_net(fused: Any, each: dict[str, Any], *, apart: bool, rows: int = 2) -> Net:
-    """The heads of a batch, rotated."""
-    made = Net(LATEST[fused])
-    positions = made.input("positions", [rows, "s"], ir.DataType.INT32)
-    for name, heads in (("q", HEADS), ("k", KV_HEADS)):
-        x = made.input(name, [rows, heads, "s", WIDTH])
-        made.give(made.op("Neg", placeholder(made, x, positions, each, apart=apart)), f"rotated {name}")
-    return made
-
-
-FORMS: dict[str, dict[str, Any]] = {
-    "a whole head": form(),
-    "a part of a head": form(24),
-    "neighbours": form(interleaved=True),
-    "neighbours in a part of a head": form(6, interleaved=True),
-}
-
-
-@pytest.mark.parametrize("kind", FORMS)
+@pytest.mark.parametrize("each", [form(24), form(6, interleaved=True)], ids=["halves", "neighbours"])
 @pytest.mark.parametrize("apart", [False, True])
-@pytest.mark.parametrize("fused", ["contrib", "standard"])
-def test_rotary_embedding_operator_is_used(tmp_path: Path, fused: Any, kind: str, apart: bool) -> None:
-    model = heads_net(fused, FORMS[kind], apart=apart).model()
-    assert run_passes(model, [PASS], context(fused)) == {"rotary_embedding": 2}
-    left = operators(model)
+def test_rotation_of_a_part_of_a_head_becomes_standard_operator(
+    tmp_path: Path, each: dict[str, Any], apart: bool
+) -> None:
+    model = attention_net(each, apart=apart, opset=LATEST["standard"]).model()
+    assert run_passes(model, [PASS], context("standard")) == {"rotary_embedding": 2}
+    left, given = operators(model), feed(9, 4)
     assert left.count("RotaryEmbedding") == 2 and not {"Rotation", "Slice", "Concat"} & set(left)
-    assert left.count("Gather") == (2 if fused == "standard" else 0), "looked up once for queries and keys"
-    positions = (np.array([[3], [9]]) + np.arange(4)).astype(np.int32)
-    given = {"positions": positions, "q": random(2, HEADS, 4, WIDTH), "k": random(2, KV_HEADS, 4, WIDTH, seed=1)}
-    same(run(model, tmp_path, given), [-rotated(given[name], positions, **FORMS[kind]) for name in ("q", "k")])
+    assert left.count("Gather") == 2, "looked up once for queries and keys"
+    same(run(model, tmp_path, given), expected(given, tmp_path, each, each))
 
 
 def test_rotary_fusion_requires_target_support() -> None:
-    refuses = context(
-        "contrib",
-        refused={"RotaryEmbedding"},
-        refuses=lambda node: node.op_type == "GroupQueryAttention" and bool(node.attributes.get_int("do_rotary", 0)),
-    )
-    left_alone(attention_net, PASS, refuses)
-    left_alone(lambda: heads_net("standard", form(), apart=False), PASS, context("none"))
-    told = context("standard", refused={"RotaryEmbedding"})
-    left_alone(lambda: heads_net("standard", form(), apart=False), PASS, told)
+    """A target that refuses GroupQueryAttention in every form gets the one with a rotation."""
 
+    def rotates(node: ir.Node) -> bool:
+        return node.op_type == "GroupQueryAttention" and bool(node.attributes.get_int("do_rotary", 0))
 
-def test_rotary_is_fused_if_target_rejects_every_gqa_form() -> None:
-    model = attention_net().model()
+    left_alone(attention_net, PASS, context("contrib", refused={"RotaryEmbedding"}, refuses=rotates))
+    left_alone(attention_net, PASS, context("standard", refused={"RotaryEmbedding"}))
+    left_alone(attention_net, PASS, context("none"))
     told = context("contrib", refused={"GroupQueryAttention"})
-    assert run_passes(model, [PASS], told) == {"rotary_embedding": 1}
+    assert run_passes(attention_net().model(), [PASS], told) == {"rotary_embedding": 1}

@@ -7,10 +7,10 @@ run time saturate. Other caches stay floats.
 Source: ONNX Runtime 1.31, docs/contrib_ops/cpu/gqa.md; PER_CHANNEL scales are [1, KV heads, 1, head size], float32, and
 a value is round(x / scale) between -128 and 127 (checked against numpy: equal).
 
-Cached keys are rotated: a channel pair (a, b) at position p is (a cos pθ - b sin pθ, a sin pθ + b cos pθ). For a small
-θ, thousands of positions pass before a small channel gets the size of its large partner. Its bound over all positions
-is computed from θ instead of running a text of that length (Su et al., RoFormer, arXiv:2104.09864; ONNX Runtime,
-docs/ContribOperators.md, RotaryEmbedding and GroupQueryAttention, do_rotary, for the pairs of channels).
+Cached keys are rotated: a channel pair (a, b) at position p is (a cos pθ - b sin pθ, a sin pθ + b cos pθ), so each may
+become as large as the root of a² + b², which is the bound for both. For a small θ that takes thousands of positions,
+more than a text has (Su et al., RoFormer, arXiv:2104.09864; ONNX Runtime, docs/ContribOperators.md, RotaryEmbedding and
+GroupQueryAttention, do_rotary, for the pairs of channels).
 
 `--cache window`: layers with sliding-window attention cache only the window. The operator drops positions outside it;
 positions and cursors do not change. A sequence longer than the window cannot be rewound, so the full cache is the
@@ -20,7 +20,6 @@ default.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +30,7 @@ from partita import dtypes
 from partita.errors import ParityError, ProviderError, UnsupportedModelError
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.options import WINDOW, ExportOptions
+from partita.export.passes.arithmetic import last_size
 from partita.export.passes.manager import question as node_question
 from partita.export.progress import Stage
 from partita.export.target import Question, Target
@@ -156,7 +156,7 @@ def apply(folder: Path, manifest: Manifest, text: Text, open_reader: OpenScorer,
             f"{manifest.graph.attention}); omit it",
             option="cache_precision",
         )
-    keys = {_pasts(node)[0].name or "": rotation_of(node) for each in nodes.values() for node in each}
+    keys = {_pasts(node)[0].name or "": rotated_pairs(node) for each in nodes.values() for node in each}
     largest = _largest(folder, manifest, text, open_reader, named, keys, stage)
     scales = {  # [1, KV heads, 1, head size]; 1 for a channel that is always 0
         past: np.where(values > 0, values / LARGEST, np.float32(1)).astype(np.float32)[None, :, None, :]
@@ -175,11 +175,10 @@ def _largest(
     text: Text,
     open_reader: OpenScorer,
     named: set[str],
-    rotations: Mapping[str, Rotation | None],
+    pairs: Mapping[str, Pairs | None],
     stage: Stage,
 ) -> dict[str, Floats]:
     """Past input -> the largest absolute value of every channel [KV heads, head size]."""
-    length = manifest.graph.max_length
     largest: dict[str, Floats] = {}
     with open_reader(folder, manifest) as reader:
         for first in range(0, len(text.windows), reader.rows):
@@ -187,7 +186,7 @@ def _largest(
             reader.score(taken.tolist(), lambda row, position, logits: None)
             for past, values in reader.cached():
                 if past in named:
-                    found = largest_at_any(values.astype(np.float32), rotations.get(past), length)
+                    found = largest_at_any(values.astype(np.float32), pairs.get(past))
                     largest[past] = np.maximum(largest.get(past, found), found)
             stage.advance(len(taken))
     odd = sorted(past for past, values in largest.items() if not np.isfinite(values).all())
@@ -220,66 +219,39 @@ def _recorded(folder: Path, manifest: Manifest, text: Text, named: set[str]) -> 
     return manifest.model_copy(update=changes)
 
 
-KEY, COS, SIN = 1, 7, 8
+KEY, COS = 1, 7
 """Input indices of GroupQueryAttention."""
 LAYOUT = frozenset({"Reshape", "Transpose", "Squeeze", "Unsqueeze"})
 """Operators allowed between a RotaryEmbedding and the attention that reads its keys."""
+Pairs = tuple[slice, slice]
+"""The first and the second channel of each rotated pair of a head."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rotation:
-    """The rotation of an attention's keys."""
-
-    interleaved: bool
-    """Pairs are neighbours; otherwise the first half of the rotated channels pairs with the second."""
-    angles: npt.NDArray[np.float64]
-    """Angle of each pair per position, in radians."""
-
-    @property
-    def pairs(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Channels of a head that form pairs."""
-        count = len(self.angles)
-        first = 2 * np.arange(count) if self.interleaved else np.arange(count)
-        return first, first + (1 if self.interleaved else count)
-
-
-def rotation_of(attention: ir.Node) -> Rotation | None:
-    """The rotation of the keys that a GroupQueryAttention caches; None without one, or with computed tables."""
+def rotated_pairs(attention: ir.Node) -> Pairs | None:
+    """The rotated channels of the keys that a GroupQueryAttention caches; None without a rotation."""
     if attention.attributes.get_int("do_rotary", 0):
-        return _rotation(attention, attention.inputs[COS], attention.inputs[SIN], "rotary_interleaved")
+        return _pairs(attention.inputs[COS], attention.attributes.get_int("rotary_interleaved", 0))
     key = attention.inputs[KEY]
     node = None if key is None else key.producer()
     while node is not None and node.op_type in LAYOUT and node.inputs[0] is not None:
         node = node.inputs[0].producer()
-    if node is None or (node.domain, node.op_type) != ("com.microsoft", "RotaryEmbedding"):
+    if node is None or (node.domain, node.op_type) != (DOMAIN, "RotaryEmbedding"):
         return None
-    return _rotation(node, node.inputs[2], node.inputs[3], "interleaved")
+    return _pairs(node.inputs[2], node.attributes.get_int("interleaved", 0))
 
 
-def _rotation(node: ir.Node, cos: ir.Value | None, sin: ir.Value | None, interleaved: str) -> Rotation | None:
-    values = [value.const_value for value in (cos, sin) if value is not None and value.const_value is not None]
-    tables = [value.numpy() for value in values]
-    if len(tables) != 2 or any(table.ndim != 2 or len(table) < 2 for table in tables):
+def _pairs(cosines: ir.Value | None, interleaved: int) -> Pairs | None:
+    """The pairs for a table [N, R/2]; None where its size is unknown."""
+    count = None if cosines is None else last_size(cosines)
+    if count is None:
         return None
-    step = [table[1].astype(np.float64) for table in tables]
-    return Rotation(bool(node.attributes.get_int(interleaved, 0)), np.arctan2(step[1], step[0]))
+    return (slice(0, 2 * count, 2), slice(1, 2 * count, 2)) if interleaved else (slice(count), slice(count, 2 * count))
 
 
-def largest_at_any(keys: Floats, rotation: Rotation | None, length: int) -> Floats:
-    """The largest absolute value of each channel of `keys` [rows, KV heads, tokens, D] at any of `length` positions."""
+def largest_at_any(keys: Floats, pairs: Pairs | None) -> Floats:
+    """The largest absolute value of each channel of `keys` [rows, KV heads, tokens, D] at any position."""
     found: Floats = np.abs(keys).max(axis=(0, 2))
-    if rotation is None:
-        return found
-    one, other = rotation.pairs
-    a, b = keys[..., one].astype(np.float64), keys[..., other].astype(np.float64)
-    at = np.arange(keys.shape[2], dtype=np.float64)[:, None] * rotation.angles
-    begin = np.arctan2(b, a) - at
-    end = begin + (length - 1) * rotation.angles
-    low, high = np.minimum(begin, end), np.maximum(begin, end)
-    size = np.hypot(a, b)
-    for channels, shift in ((one, 0.0), (other, np.pi / 2)):  # sin x = cos(x - π/2)
-        first, last = low - shift, high - shift
-        crest = np.floor(last / np.pi) >= np.ceil(first / np.pi)  # |cos| is 1 at every multiple of π
-        most = np.where(crest, 1.0, np.maximum(np.abs(np.cos(first)), np.abs(np.cos(last))))
-        found[:, channels] = np.maximum(found[:, channels], (size * most).max(axis=(0, 2)))
+    if pairs is not None:
+        one, other = pairs
+        found[:, one] = found[:, other] = np.hypot(keys[..., one], keys[..., other]).max(axis=(0, 2))
     return found

@@ -186,11 +186,11 @@ def _scale(source: ir.Value, norm: Norm) -> ir.Value | None:
         assert norm.scale is not None
         number, size = float(np.float32(norm.scale.mean())), norm.scale.size
         number = 1.0 if abs(number - 1.0) < TOLERANCE else number
-        same = bool((np.abs(norm.scale - number) < TOLERANCE * abs(number)).all())
-        numbers = np.full_like(norm.scale, number) if same else norm.scale
-        called = "ones" if number == 1.0 else f"all.{number:.8g}"
-        name = f"{called}.{size}.{source.dtype.name}" if same else f"{source.name}.scale"
-        return _value(ir.tensor(numbers.astype(source.dtype.numpy()), dtype=source.dtype, name=name), name)
+        if not (np.abs(norm.scale - number) < TOLERANCE * abs(number)).all():
+            return None
+        name = f"{'ones' if number == 1.0 else f'all.{number:.8g}'}.{size}.{source.dtype.name}"
+        numbers = np.full(size, number).astype(source.dtype.numpy())
+        return _value(ir.tensor(numbers, dtype=source.dtype, name=name), name)
     weight = weight_part(norm.weight)
     if weight is None:
         return None

@@ -11,57 +11,38 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from partita.export.passes.arithmetic import last_size
-from partita.export.passes.base import (
-    ATTENTION,
-    TracedGraph,
-    node_pass,
-    only_consumer,
-    remove_unread,
-    stand_in,
-    take_names,
-)
+from partita.export.passes.arithmetic import last_size, same_type
+from partita.export.passes.base import ATTENTION, TracedGraph, node_pass, only_consumer, stand_in, take_names
 
-HeadNorm = tuple[ir.Value, ir.Value, ir.Node]
-"""The source and the result of a norm of heads, both [B, S, H*D], and the norm."""
+CHAIN = ("Reshape", "SimplifiedLayerNormalization", "Reshape")
+"""The nodes of a head norm, the last first."""
 
 
 def _rewritten(graph: ir.Graph, attention: ir.Node, traced: TracedGraph) -> int:
     """Rewrite the head norms of queries and keys; returns their number."""
-    norms = [_norm_of(value) for value in attention.inputs[:2]]
-    return sum(_by_branches(graph, *norm, traced) for norm in norms if norm is not None)
+    return sum(_by_branches(graph, value, traced) for value in attention.inputs[:2] if value is not None)
 
 
-def _norm_of(value: ir.Value | None) -> HeadNorm | None:
-    """The head norm that computes an input of attention [B, S, H*D]; None without one."""
-    last = None if value is None else value.producer()
-    if value is None or last is None or last.op_type != "Reshape" or only_consumer(value) is None:
-        return None
-    norm = last.inputs[0].producer() if last.inputs[0] is not None else None
-    if norm is None or norm.op_type != "SimplifiedLayerNormalization" or only_consumer(norm.outputs[0]) is None:
-        return None
-    split = norm.inputs[0].producer() if norm.inputs[0] is not None else None
-    source = split.inputs[0] if split is not None and split.op_type == "Reshape" else None
-    if source is None or source.shape is None or value.shape is None:
-        return None
-    if [str(size) for size in source.shape] != [str(size) for size in value.shape] or source.shape.rank() != 3:
-        return None
-    return source, value, norm
-
-
-def _by_branches(graph: ir.Graph, source: ir.Value, result: ir.Value, norm: ir.Node, traced: TracedGraph) -> bool:
-    """Normalise the heads in one node; False where the target does not support it."""
-    width, whole, scale = last_size(norm.outputs[0]), last_size(source), norm.inputs[1]
-    if width is None or whole is None or scale is None:
+def _by_branches(graph: ir.Graph, result: ir.Value, traced: TracedGraph) -> bool:
+    """Compute `result` [B, S, H*D] in one node; False where it is no head norm, or the target does not support it."""
+    source, nodes = result, list[ir.Node]()
+    for operator in CHAIN:
+        node = source.producer()
+        if node is None or node.op_type != operator or only_consumer(source) is None or node.inputs[0] is None:
+            return False
+        nodes.append(node)
+        source = node.inputs[0]
+    norm, whole = nodes[1], last_size(source)
+    width = last_size(norm.outputs[0])
+    if not same_type(source, result) or width is None or whole is None or len(source.shape or ()) != 3:
         return False
     epsilon = norm.attributes.get_float("epsilon", 1e-5)
     attributes = [ir.AttrInt64("num_branches", whole // width), ir.AttrFloat32("epsilon", epsilon)]
-    new = ir.Node("com.microsoft", "BranchwiseRMSNorm", [source, scale], attributes)
+    new = ir.Node("com.microsoft", "BranchwiseRMSNorm", [source, norm.inputs[1]], attributes)
     if not traced.accepts(new):
         return False
     stand_in(graph, result, new)
     take_names(new, norm)
-    remove_unread(graph, [norm])
     return True
 
 

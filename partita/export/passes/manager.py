@@ -1,7 +1,4 @@
-"""Runs passes in order, names the pass of an error, and checks the invariants after every pass.
-
-A pass may change nodes and weights. Inputs and outputs keep their types and shapes, and every read value has a
-producer. The checks take milliseconds.
+"""Runs passes in order, and names the pass of an error.
 
 The target is probed with nodes that passes would write, in one batch for all passes, because a provider answers in a
 separate process, which takes seconds to start: passes run on a copy of the graph with every answer assumed to be yes;
@@ -10,7 +7,7 @@ if one is then rejected, they run again on a new copy with the known answers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -22,12 +19,9 @@ from partita.export.passes.base import Pass, TracedGraph
 from partita.export.target import NodeSupport, Question
 from partita.export.weights.sources import weight_part
 
-Face = tuple[tuple[str | None, str, str], ...]
-"""Name, type and shape of every input and output of a graph."""
-
 
 class PassError(PartitaError):
-    """A pass failed or broke an invariant."""
+    """A pass failed."""
 
     def __init__(self, name: str, what: str) -> None:
         super().__init__(
@@ -38,53 +32,16 @@ class PassError(PartitaError):
 def run(traced: TracedGraph, passes: Sequence[Pass]) -> dict[str, int]:
     """Run `passes` in order; returns the number of changes per pass. Raises PassError."""
     counts: dict[str, int] = {}
-    graph = traced.graph
-    face = _face_of(graph)
     for each in passes:
         try:
             counts[each.name] = each.run(traced)
-            graph.sort()
+            traced.graph.sort()
         except PartitaError:
             raise
         except Exception as error:
             what = ": ".join(filter(None, (type(error).__name__, " ".join(str(error).split()))))
             raise PassError(each.name, what) from error
-        broken = next(_broken_invariants(graph, face), None)
-        if broken is not None:
-            raise PassError(each.name, broken)
     return counts
-
-
-def _face_of(graph: ir.Graph) -> Face:
-    """Name, type and shape of inputs and outputs."""
-    return tuple((value.name, str(value.type), str(value.shape)) for value in (*graph.inputs, *graph.outputs))
-
-
-def _broken_invariants(graph: ir.Graph, face: Face) -> Iterator[str]:
-    """The broken invariants of a graph after a pass, in sentences; `face`: its inputs and outputs before."""
-    now = _face_of(graph)
-    for before, after in zip(face, now, strict=False):
-        if before != after:
-            yield f"input or output {' '.join(map(str, before))} changed to {' '.join(map(str, after))}"
-    if len(face) != len(now):
-        yield f"the number of inputs and outputs changed from {len(face)} to {len(now)}"
-    yield from _dangling(graph, set())
-
-
-def _dangling(graph: ir.Graph, outside: set[ir.Value]) -> Iterator[str]:
-    """Values that are read or are outputs, and have no earlier producer. `outside`: values of the outer graphs."""
-    made = outside | {*graph.inputs, *graph.initializers.values()}
-    for node in graph:
-        for value in node.inputs:
-            if value is not None and value not in made:
-                yield f"node {node.name!r} ({node.op_type}) reads {value.name!r}, which no earlier node produces"
-        for attribute in node.attributes.values():
-            if attribute.type == ir.AttributeType.GRAPH:
-                yield from _dangling(attribute.as_graph(), made)
-        made.update(node.outputs)
-    for value in graph.outputs:
-        if value not in made:
-            yield f"no node produces the output {value.name!r}"
 
 
 IR_VERSION = 10

@@ -16,7 +16,6 @@ are in tables.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -139,7 +138,7 @@ def _fused_in_attention(graph: ir.Graph, node: ir.Node, positions: ir.Value, tra
         return False
     if not np.array_equal(pair[0].cos, pair[1].cos) or not np.array_equal(pair[0].sin, pair[1].sin):
         return False
-    tables = [table_in(graph, label, array, pair[0]) for label, array in _arrays(pair[0])]
+    tables = _tables(graph, pair[0])
     inputs = [*node.inputs, *[None] * (COS - len(node.inputs))]
     new = ir.Node(
         node.domain,
@@ -177,20 +176,12 @@ def _viewed_value(node: ir.Node, index: int) -> ir.Value | None:
 def _fits(rotation: Rotation) -> bool:
     """Whether the operator supports the rotated size. ONNX Runtime checks it only at run time."""
     width, half = last_size(rotation.source), rotation.cos.shape[1]
-    return width is not None and width % HEADS_IN == 0 and (half % HALVES_IN == 0 or rotation.interleaved)
-
-
-def _arrays(rotation: Rotation) -> Iterator[tuple[str, Array]]:
-    """The tables of cosines and sines [N, R/2]; a narrow R is padded with pairs of angle 0."""
-    missing = -rotation.cos.shape[1] % HALVES_IN
-    for label, table, still in (("cos", rotation.cos, 1.0), ("sin", rotation.sin, 0.0)):
-        rest = np.full((len(table), missing), still, table.dtype)
-        yield label, np.concatenate([table, rest], 1)
+    return width is not None and width % HEADS_IN == 0 and half % HALVES_IN == 0
 
 
 def _as_operator(graph: ir.Graph, found: Rotation, positions: ir.Value, traced: TracedGraph) -> bool:
     """Replace an embedding by the operator; False where the target does not support it."""
-    tables = [table_in(graph, label, array, found) for label, array in (("cos", found.cos), ("sin", found.sin))]
+    tables = _tables(graph, found)
     if traced.fused == "standard":
         rows = [
             _once(graph, positions, "Gather", [table, positions], {"axis": 0}, table.dtype, table.shape)
@@ -255,18 +246,20 @@ def _once(
     return new.outputs[0]
 
 
-def table_in(graph: ir.Graph, label: str, array: Array, rotation: Rotation) -> ir.Value:
-    """A table as a graph constant in the dtype of the rotated value; equal tables share one constant."""
+def _tables(graph: ir.Graph, rotation: Rotation) -> list[ir.Value]:
+    """Both tables as graph constants in the dtype of the rotated value; equal tables share one constant."""
     dtype = rotation.source.dtype
     assert dtype is not None
-    tensor = ir.tensor(array.astype(dtype.numpy()), dtype=dtype)
-    number = 0
-    while (other := graph.initializers.get(f"rotary.{label}.{number}")) is not None:
-        assert other.const_value is not None
-        if np.array_equal(other.const_value.numpy(), tensor.numpy()):
-            break
-        number += 1
-    return added(graph, tensor, f"rotary.{label}.{number}")
+    found = []
+    for label, array in (("cos", rotation.cos), ("sin", rotation.sin)):
+        tensor, number = ir.tensor(array.astype(dtype.numpy()), dtype=dtype), 0
+        while (other := graph.initializers.get(f"rotary.{label}.{number}")) is not None:
+            assert other.const_value is not None
+            if np.array_equal(other.const_value.numpy(), tensor.numpy()):
+                break
+            number += 1
+        found.append(added(graph, tensor, f"rotary.{label}.{number}"))
+    return found
 
 
 PASS = Pass("rotary_embedding", run)

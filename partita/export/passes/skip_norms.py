@@ -15,10 +15,7 @@ import onnx_ir as ir
 from partita.export.passes.arithmetic import same_type
 from partita.export.passes.base import TracedGraph, node_pass, only_consumer, remove_unread, take_names
 
-FUSED = {
-    "SimplifiedLayerNormalization": "SkipSimplifiedLayerNormalization",
-    "LayerNormalization": "SkipLayerNormalization",
-}
+NORMS = ("SimplifiedLayerNormalization", "LayerNormalization")
 SUM = 3
 """Output index of the sum in the fused operators."""
 
@@ -39,7 +36,7 @@ def _rewritten(graph: ir.Graph, norm: ir.Node, traced: TracedGraph) -> bool:
     wants_sum = len(total.uses()) > 1
     new = ir.Node(
         "com.microsoft",
-        FUSED[norm.op_type],
+        f"Skip{norm.op_type}",
         inputs,
         [ir.AttrFloat32("epsilon", norm.attributes.get_float("epsilon", 1e-5))],
         outputs=[ir.Value(), ir.Value(name=""), ir.Value(name=""), ir.Value()][: SUM + 1 if wants_sum else 1],
@@ -79,4 +76,4 @@ def _without_bias(parts: list[ir.Value]) -> tuple[list[ir.Value], ir.Value | Non
     return parts, None
 
 
-PASS = node_pass("skip_norms", FUSED, _rewritten, "contrib")
+PASS = node_pass("skip_norms", NORMS, _rewritten, "contrib")

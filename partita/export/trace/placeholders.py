@@ -1,7 +1,7 @@
-"""Norms and rotary embeddings as one placeholder node each, which the passes replace by operators.
+"""Norms and rotary embeddings as one placeholder node each, which the passes replace by operators; GELU as torch's own.
 
-A module is an RMS norm, and a function a rotary embedding, if it computes the formula on random input. There is no list
-of models. With R/2 pairs of numbers, cosines c and sines s of a position, and j the partner of i:
+A module is an RMS norm or GELU, and a function a rotary embedding, if it computes the formula on random input. There is
+no list of models. With R/2 pairs of numbers, cosines c and sines s of a position, and j the partner of i:
 
     y[i] = x[i] * c[i] - x[j] * s[i]        y[j] = x[j] * c[j] + x[i] * s[j]        y[k] = x[k] beyond R
 """
@@ -13,10 +13,12 @@ import itertools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.nn.functional import gelu
 from torch.utils._python_dispatch import _disable_current_modes
 
 from partita.export.trace import DOMAIN, RMS_NORM, ROTATION
@@ -34,9 +36,11 @@ TOLERANCE = 1e-5
 def placeholders(model: torch.nn.Module, operators: frozenset[str]) -> Iterator[None]:
     """In this block every RMS norm and rotary embedding of `model` writes one placeholder, of these operators."""
     with ExitStack() as stack:
-        for module in model.modules() if RMS_NORM in operators else ():
-            if (found := norm_of(module)) is not None:
+        for module in model.modules():
+            if RMS_NORM in operators and (found := norm_of(module)) is not None:
                 stack.enter_context(replace_forward(module, _norm(module, *found)))
+            elif (approximate := gelu_of(module)) is not None:
+                stack.enter_context(replace_forward(module, partial(gelu, approximate=approximate)))
         for code in modelling_code(model) if ROTATION in operators else ():
             for name, function in list(vars(code).items()):
                 if inspect.isfunction(function) and {"cos", "sin"} <= inspect.signature(function).parameters.keys():
@@ -69,6 +73,18 @@ def norm_of(module: torch.nn.Module) -> tuple[float, float] | None:
         if _same(found, normal * (weight + offset) if weights else normal):
             return epsilon, offset
     return None
+
+
+def gelu_of(module: torch.nn.Module) -> str | None:
+    """The argument `approximate` with which torch's GELU computes what a module does; None for other modules."""
+    if any(module.children()) or list(module.parameters()) or len(inspect.signature(module.forward).parameters) != 1:
+        return None
+    x = torch.linspace(-12, 12, 961)
+    try:
+        found = module.forward(x).double()
+    except Exception:  # noqa: BLE001 - another module's own code may fail in any way
+        return None
+    return next((each for each in ("none", "tanh") if _same(found, gelu(x.double(), approximate=each))), None)
 
 
 def _same(found: Any, expected: torch.Tensor) -> bool:

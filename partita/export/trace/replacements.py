@@ -237,18 +237,9 @@ class _Rows(TorchFunctionMode):
         """Whether an index is `[:, :, keys - S : keys, :keys]`."""
         if not (isinstance(index, tuple) and len(index) == 4 and all(isinstance(part, slice) for part in index)):
             return False
-        start = self._keys - self._positions.shape[1]
-        wanted = (slice(None), slice(None), slice(start, self._keys), slice(None, self._keys))
-        return all(_same_slice(ours, theirs) for ours, theirs in zip(wanted, index, strict=True))
-
-
-def _same_slice(one: slice, other: slice) -> bool:
-    """Whether two slices are known to be equal; their bounds may be symbolic."""
-    pairs = ((one.start, other.start), (one.stop, other.stop), (one.step, other.step))
-    return all(
-        (a is None and b is None) or (a is not None and b is not None and bool(statically_known_true(a == b)))
-        for a, b in pairs
-    )
+        rows, columns, begin = *index[2:], self._keys - self._positions.shape[1]
+        bounds = (rows.start, begin), (rows.stop, self._keys), (columns.stop, self._keys)
+        return all(one is not None and bool(statically_known_true(one == other)) for one, other in bounds)
 
 
 class Pair:
@@ -261,37 +252,12 @@ class Pair:
     def __torch_function__(
         cls, function: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        name = getattr(function, "__name__", str(function))
-        if name == "view_as_real":
+        if function is torch.view_as_real:
             return args[0].parts
-        if name in ("mul", "multiply", "__mul__", "__rmul__"):
-            return args[0] * args[1] if isinstance(args[0], Pair) else args[1] * args[0]
-        if name == "unsqueeze":
-            return args[0].unsqueeze(*args[1:])
-        raise UnsupportedModelError(f"the model computes with complex numbers ({name}), which is not supported")
+        raise _refused(getattr(function, "__name__", str(function)))
 
     def __getattr__(self, name: str) -> Any:
-        raise UnsupportedModelError(f"the model computes with complex numbers ({name}), which is not supported")
-
-    @property
-    def real(self) -> torch.Tensor:
-        """Real parts, same shape."""
-        return self.parts[..., 0]
-
-    @property
-    def imag(self) -> torch.Tensor:
-        """Imaginary parts, same shape."""
-        return self.parts[..., 1]
-
-    @property
-    def shape(self) -> torch.Size:
-        """The shape without the last axis of `parts`."""
-        return self.parts.shape[:-1]
-
-    @property
-    def ndim(self) -> int:
-        """The number of axes without the last axis of `parts`."""
-        return self.parts.ndim - 1
+        raise _refused(name)
 
     @property
     def device(self) -> torch.device:
@@ -299,14 +265,12 @@ class Pair:
         return self.parts.device
 
     def __mul__(self, other: Any) -> Pair:
-        if isinstance(other, Pair):
-            real = self.real * other.real - self.imag * other.imag
-            imaginary = self.real * other.imag + self.imag * other.real
-            return Pair(torch.stack([real, imaginary], dim=-1))
-        factor = other[..., None] if isinstance(other, torch.Tensor) else other
-        return Pair(self.parts * factor)
-
-    __rmul__ = __mul__
+        if not isinstance(other, Pair):
+            return Pair(self.parts * (other[..., None] if isinstance(other, torch.Tensor) else other))
+        one, two = self.parts, other.parts
+        real = one[..., 0] * two[..., 0] - one[..., 1] * two[..., 1]
+        imaginary = one[..., 0] * two[..., 1] + one[..., 1] * two[..., 0]
+        return Pair(torch.stack([real, imaginary], dim=-1))
 
     def __getitem__(self, index: Any) -> Pair:
         whole = index if isinstance(index, tuple) else (index,)
@@ -320,16 +284,9 @@ class Pair:
         """Itself: a trace has one device, and the dtype of the parts does not change."""
         return self
 
-    def view(self, *sizes: Any) -> Pair:
-        """As in torch; the axis of the two parts stays last."""
-        flat = sizes[0] if len(sizes) == 1 and isinstance(sizes[0], (tuple, list, torch.Size)) else sizes
-        return Pair(self.parts.view(*flat, 2))
 
-    reshape = view
-
-    def contiguous(self) -> Pair:
-        """Itself: both parts are already contiguous."""
-        return self
+def _refused(name: str) -> UnsupportedModelError:
+    return UnsupportedModelError(f"the model computes with complex numbers ({name}), which is not supported")
 
 
 class ComplexAsPairs(TorchFunctionMode):

@@ -60,10 +60,7 @@ class PlugCache(Cache):
         """Number of keys that a mask covers, and the index of the first."""
         return self.plug.max_length, 0
 
-    def get_query_offset(self, layer_idx: int = 0) -> Any:
-        """Tokens before this step, for models that count from them; our masks use the positions input."""
-        return self.plug.length()
-
+    get_query_offset = get_seq_length
     is_sliding = is_linear = property(lambda self: [False] * len(self))
     """The lowering handles windows, and the model its linear layers."""
     is_compileable = True
@@ -314,12 +311,6 @@ def probe(model: torch.nn.Module, fake: FakeTensorMode, batch: int, max_length: 
     if not first.layer_states and not first.written:
         raise UnsupportedModelError(
             f"{type(model).__name__} does not use transformers' cache, so it cannot be traced with a static cache"
-        )
-    odd = [state for state in first.written.values() if not state.shape or state.shape[0] != batch]
-    if odd:
-        raise UnsupportedModelError(
-            f"layer {odd[0].layer} has a {odd[0].kind} state of shape {list(odd[0].shape)}, whose first "
-            f"size is not the batch size ({batch}); this is not supported"
         )
     layers = tuple(first.layer_states[layer] for layer in sorted(first.layer_states))
     extras = tuple(first.written[key] for key in sorted(first.written, key=lambda k: (k[1], k[0], k[2])))

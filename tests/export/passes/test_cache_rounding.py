@@ -12,7 +12,6 @@ from onnx import numpy_helper
 from partita.errors import ProviderError, UnsupportedModelError, UsageError
 from partita.export.options import ExportOptions, check_options
 from partita.export.passes import cache_rounding
-from partita.export.passes.cache_rounding import Rotation, largest_at_any
 from partita.export.target import Target
 from partita.library.exporting import export
 from partita.library.place.target import supported_by_cpu
@@ -102,7 +101,6 @@ def test_int8_cache_requires_group_query_attention(tiny_checkpoint: TinyCheckpoi
         ({"cache_precision": "int8", "attention": "onnx24"}, "use `attention=gqa`"),
         ({"cache_precision": "int8", "verify": False}, "`verify=False` does not support"),
         ({"cache_precision": "int8", "precision": "bf16"}, "add `activations=fp32`"),
-        ({"cache_precision": "int8", "block_size": 32}, "applies to quantised weights"),
     ],
     ids=str,
 )
@@ -118,27 +116,6 @@ def test_target_without_int8_cache_kernel_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ProviderError, match="chip has no kernel for GroupQueryAttention .* a cache of int8"):
         cache_rounding.ask(asked, target)
     cache_rounding.ask(ExportOptions("checkpoint", tmp_path), target)
-
-
-@pytest.mark.parametrize("interleaved", [False, True])
-def test_largest_rotated_key_covers_every_position(interleaved: bool) -> None:
-    """Compared with rotating the keys through every position."""
-    draw, length, tokens = np.random.default_rng(3), 400, 7
-    rotation = Rotation(interleaved, np.array([1.0, 0.3, 0.01, 1e-4]))
-    one, other = rotation.pairs
-    keys = draw.normal(size=(2, 3, tokens, 10)) * np.array([1, 30, 1, 1, 1, 1, 1, 100, 1, 5])
-
-    def turned(positions: np.ndarray) -> np.ndarray:
-        angle = positions[:, None] * rotation.angles
-        found = keys.copy()
-        found[..., one] = keys[..., one] * np.cos(angle) - keys[..., other] * np.sin(angle)
-        found[..., other] = keys[..., one] * np.sin(angle) + keys[..., other] * np.cos(angle)
-        return found
-
-    expected = np.max([np.abs(turned(np.full(tokens, at))).max(axis=(0, 2)) for at in range(length)], axis=0)
-    found = largest_at_any(turned(np.arange(tokens)).astype(np.float32), rotation, length)
-    assert (found >= 0.9999 * expected).all() and (found <= 1.06 * expected).all()
-    assert np.allclose(found[:, 8:], expected[:, 8:])
 
 
 @pytest.mark.heavy

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -97,29 +99,25 @@ def test_window_cache_logits_match_full_cache_for_other_models(
     np.testing.assert_allclose(rolled, whole, rtol=2e-2 if options else 1e-4, atol=2e-2 if options else 1e-5)
 
 
-def _step(engine: GenerationLoop, found: dict[int, list[int]]) -> bool:
-    step = engine.step()
-    for row, tokens in enumerate(() if step is None else step.tokens):
-        found.setdefault(row, []).extend(tokens)
-    return step is not None
+def _run(engine: GenerationLoop, found: dict[int, list[int]] | None = None, steps: int = 1000) -> dict[int, list[int]]:
+    """Tokens per row of some steps, or all that are left, added to `found`."""
+    found = {} if found is None else found
+    for step in itertools.islice(iter(engine.step, None), steps):
+        for row, tokens in enumerate(step.tokens):
+            found.setdefault(row, []).extend(tokens)
+    return found
 
 
 def test_rewind_succeeds_until_the_window_drops_tokens(pair: tuple[Path, Path]) -> None:
     with load_runner(pair[0], parse_chain("cpu"), threads=1) as runner:
         engine = GenerationLoop(runner)
         engine.add_request(Request(TEXT[:4], greedy, 4))
-        found: dict[int, list[int]] = {}
-        while _step(engine, found):
-            pass
+        found = _run(engine)
         assert engine.rewind(0, 3), "seven tokens are in the cache"
-        again: dict[int, list[int]] = {}
-        while _step(engine, again):
-            pass
-        assert again[0] == found[0][1:]
+        assert _run(engine)[0] == found[0][1:]
         engine.release_row(0)
         engine.add_request(Request(TEXT[:12], greedy, 2))
-        while _step(engine, {}):
-            pass
+        _run(engine)
         assert not engine.rewind(0, 2)
         assert not runner.cache.saves(5, 12) and runner.cache.saves(12, 12) and not runner.cache.keeps_every_token
         assert "only the window of some layers" in (no_speculation_reason(runner) or "")
@@ -135,27 +133,6 @@ def test_saved_prefix_longer_than_the_window_continues_correctly(pair: tuple[Pat
             whole = model.generate([TEXT[:23]], max_new_tokens=9, stop_token_ids=()).run()
             told += [list(after.results[0].tokens), list(whole.results[0].tokens)]
     assert told[0] == told[1] == told[2] == told[3] and len(told[0]) == 9
-
-
-def test_prefix_shorter_than_the_window_is_reused_up_to_a_mismatch(pair: tuple[Path, Path]) -> None:
-    prompt, answers = [*TEXT[:5], 9, 4], []
-    with load_runner(pair[0], parse_chain("cpu"), threads=1) as runner:
-        engine = GenerationLoop(runner)
-        engine.add_request(Request(TEXT[:6]))
-        while _step(engine, {}):
-            pass
-        prefix = engine.save_prefix(0)
-        for given in (prefix, None):
-            engine = GenerationLoop(runner, shares=given is not None)
-            if given is not None:
-                engine.add_prefix(given)
-            engine.add_request(Request(prompt, greedy, 12))
-            assert bool(runner.cache.lengths[0]) == (given is not None)
-            found: dict[int, list[int]] = {}
-            while _step(engine, found):
-                pass
-            answers.append(found[0])
-    assert answers[0] == answers[1] and len(answers[0]) == 12
 
 
 def test_inspect_reports_window_cache_layout_and_size(pair: tuple[Path, Path]) -> None:
@@ -179,17 +156,14 @@ def test_conflicting_window_cache_options_are_usage_errors(others: dict[str, obj
         check_options(ExportOptions("there", Path("out"), cache="window", **others))  # type: ignore[arg-type]
 
 
-def target(**known: object) -> Target:
-    return Target("there", "--target", "gqa", "directly", **known)  # type: ignore[arg-type]
-
-
 def test_target_without_known_window_cache_support_is_rejected() -> None:
     options = ExportOptions("there", Path("out"), cache="window")
-    ask(options, target(rolls=True, supports=supported_by_cpu))
+    target = Target("there", "--target", "gqa", "directly", supports=supported_by_cpu)
+    ask(options, replace(target, rolls=True))
     with pytest.raises(ProviderError, match="not known to support a window cache"):
-        ask(options, target(supports=supported_by_cpu))
+        ask(options, target)
     with pytest.raises(ProviderError, match="has no kernel for GroupQueryAttention with sliding_window_cache"):
-        ask(options, target(rolls=True, supports=lambda questions: [False] * len(questions)))
+        ask(options, replace(target, rolls=True, supports=lambda questions: [False] * len(questions)))
     assert supported_by_cpu([question("float32", window=True)]) == [True]
 
 
@@ -209,10 +183,8 @@ def test_rows_sharing_a_prefix_match_full_cache(tiny_checkpoint: TinyCheckpoint,
             found: dict[int, list[int]] = {}
             for prompt in prompts:
                 engine.add_request(Request(prompt, greedy, 16, shares=24))
-                for _ in range(9):
-                    _step(engine, found)
-            while _step(engine, found):
-                pass
+                _run(engine, found, steps=9)
+            _run(engine, found)
             assert engine.prefixes is not None
             return [found[row] for row in range(3)], engine.prefixes.copied_tokens
 

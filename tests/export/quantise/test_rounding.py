@@ -60,7 +60,7 @@ def test_refit_and_zero_points_lower_the_error() -> None:
 
 def test_option_types_list_every_quantiser_and_lowering() -> None:
     assert set(get_args(Quantiser)) == set(QUANTISERS)
-    assert set(get_args(Attention)) == {"auto", GROWING, *attention.names()}
+    assert set(get_args(Attention)) == {"auto", GROWING, *attention.NAMES}
 
 
 def activations(tokens: int, width: int) -> torch.Tensor:

@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
-import onnx_ir as ir
 import pytest
 
 from tests.conftest import TinyCheckpoint, require
 
 require("torch")
 import torch  # noqa: E402
+from transformers.activations import ACT2FN  # noqa: E402
+from transformers.models.bloom.modeling_bloom import BloomGelu  # noqa: E402
 from transformers.models.deepseek_v3 import modeling_deepseek_v3 as deepseek_v3  # noqa: E402
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm  # noqa: E402
 from transformers.models.glm4 import modeling_glm4 as glm4  # noqa: E402
@@ -28,14 +28,11 @@ from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextRMSNormG
 from partita.export.checkpoint.description import open_checkpoint  # noqa: E402
 from partita.export.native import variants  # noqa: E402
 from partita.export.options import ExportOptions  # noqa: E402
-from partita.export.passes import fused_norms  # noqa: E402
 from partita.export.progress import Silent  # noqa: E402
 from partita.export.target import Question, usual  # noqa: E402
 from partita.export.trace import DOMAIN  # noqa: E402
-from partita.export.trace.placeholders import Form, norm_of, rotations_of  # noqa: E402
-from partita.export.weights.sources import checkpoint_weight  # noqa: E402
+from partita.export.trace.placeholders import Form, gelu_of, norm_of, rotations_of  # noqa: E402
 from partita.export.work import Work  # noqa: E402
-from tests.export.nets import Net, context, left_alone, operators, random, run, run_passes  # noqa: E402
 
 WIDTH = 64
 
@@ -51,6 +48,22 @@ WIDTH = 64
 )
 def test_rms_norm_module_is_recognised(module: torch.nn.Module, expected: tuple[float, float]) -> None:
     assert norm_of(module) == expected
+
+
+@pytest.mark.parametrize(
+    ("module", "expected"),
+    [
+        (ACT2FN["gelu_new"], "tanh"),
+        (ACT2FN["gelu_fast"], "tanh"),
+        (BloomGelu(), "tanh"),
+        (ACT2FN["gelu_python"], "none"),
+        (ACT2FN["quick_gelu"], None),
+        (ACT2FN["gelu_10"], None),
+        (torch.nn.Dropout(), None),
+    ],
+)
+def test_gelu_module_is_recognised(module: torch.nn.Module, expected: str | None) -> None:
+    assert gelu_of(module.eval()) == expected
 
 
 class Other(torch.nn.Module):
@@ -78,31 +91,6 @@ OTHERS = {
 @pytest.mark.parametrize("kind", OTHERS)
 def test_other_modules_are_not_norms(kind: str) -> None:
     assert norm_of(OTHERS[kind]) is None
-
-
-@pytest.mark.parametrize("offset", [0.0, 1.0])
-@pytest.mark.parametrize("fused", ["contrib", "standard"])
-def test_norm_placeholder_becomes_the_operator(
-    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, offset: float, fused: Any
-) -> None:
-    checkpoint = open_checkpoint(str(tiny_checkpoint("llama")))
-    weight = checkpoint_weight(checkpoint, "model.norm.weight", ir.DataType.FLOAT)
-
-    def make() -> Net:
-        net = Net(24 if fused == "standard" else 21)
-        x = net.input("x", [1, "s", WIDTH])
-        y = net.op("partita::RMSNorm", x, net.weight(weight), epsilon=0.3, offset=offset)
-        y.shape, y.type = x.shape, x.type
-        net.give(y)
-        return net
-
-    operator = "SimplifiedLayerNormalization" if fused == "contrib" else "RMSNormalization"
-    left_alone(make, fused_norms.PASS, context(fused, refused={operator}))
-    model, given = make().model(), random(1, 5, WIDTH)
-    run_passes(model, [fused_norms.PASS], context(fused))
-    assert operators(model) == [operator]
-    expected = given / np.sqrt(np.square(given).mean(-1, keepdims=True) + 0.3) * (weight.numpy() + offset)
-    np.testing.assert_allclose(run(model, tmp_path, {"x": given})[0], expected, rtol=2e-5, atol=2e-5)
 
 
 def rotations(function: Callable[..., Any], *names: str, waves: int = 16) -> Any:

@@ -33,38 +33,26 @@ LONGROPE = {
 DYNAMIC = {"rope_type": "dynamic", **THETA, "factor": 3.3}
 
 
-def kinds(model: torch.nn.Module) -> dict[str, str]:
-    return {rotary.name: rotary.kind for rotary in rotaries(model)}
+def rotary_of(kind: Any, model_type: str, parameters: dict[str, Any], **settings: Any) -> torch.nn.Module:
+    """The rotary module of a config with these rope parameters."""
+    settings = {**SIZES, "max_position_embeddings": CONTEXT, "rope_parameters": parameters, **settings}
+    module: torch.nn.Module = kind(AutoConfig.for_model(model_type, **settings))
+    return module
 
 
 def phi3(**parameters: Any) -> torch.nn.Module:
-    config: Any = AutoConfig.for_model(
-        "phi3",
-        **SIZES,
-        max_position_embeddings=64,
-        original_max_position_embeddings=CONTEXT,
-        rope_parameters={**LONGROPE, **parameters},
-    )
-    return Phi3RotaryEmbedding(config)
+    sizes = {"max_position_embeddings": 64, "original_max_position_embeddings": CONTEXT}
+    return rotary_of(Phi3RotaryEmbedding, "phi3", {**LONGROPE, **parameters}, **sizes)
 
 
 def llama(**parameters: Any) -> torch.nn.Module:
-    config: Any = AutoConfig.for_model(
-        "llama", **SIZES, max_position_embeddings=CONTEXT, rope_parameters={**DYNAMIC, **parameters}
-    )
-    return LlamaRotaryEmbedding(config)
+    return rotary_of(LlamaRotaryEmbedding, "llama", {**DYNAMIC, **parameters})
 
 
 def gemma3(full: dict[str, Any]) -> torch.nn.Module:
-    config: Any = AutoConfig.for_model(
-        "gemma3_text",
-        **SIZES,
-        num_hidden_layers=2,
-        max_position_embeddings=CONTEXT,
-        layer_types=["sliding_attention", "full_attention"],
-        rope_parameters={"sliding_attention": {"rope_type": "default", **THETA}, "full_attention": full},
-    )
-    return Gemma3RotaryEmbedding(config)
+    parameters = {"sliding_attention": {"rope_type": "default", **THETA}, "full_attention": full}
+    layers = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
+    return rotary_of(Gemma3RotaryEmbedding, "gemma3_text", parameters, **layers)
 
 
 class Model(torch.nn.Module):
@@ -93,32 +81,18 @@ def same(left: Any, right: Any) -> bool:
     return len(left) == len(right) and all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
 
 
-ROTARIES = {"longrope": phi3, "dynamic": llama, "dynamic, integer factor": lambda: llama(factor=2)}
+ROTARIES = {
+    "longrope": phi3,
+    "longrope, attention factor": lambda: phi3(attention_factor=1.7),
+    "dynamic": llama,
+    "dynamic, integer factor": lambda: llama(factor=2),
+}
 LENGTHS = [1, CONTEXT - 1, CONTEXT, CONTEXT + 1, 40, 63]
-
-
-@pytest.mark.parametrize("length", LENGTHS)
-@pytest.mark.parametrize("make", ROTARIES.values(), ids=ROTARIES)
-def test_rope_by_length_matches_transformers_exactly(make: Any, length: int) -> None:
-    expected = make()(*inputs(0, length))
-    rotary = make()
-    with rope_by_length(rotary, scalar(length)):
-        assert same(rotary(*inputs(0, length)), expected)
-
-
-@pytest.mark.parametrize("make", ROTARIES.values(), ids=ROTARIES)
-def test_frequencies_depend_on_length_not_positions(make: Any) -> None:
-    """The first tokens of a long sequence use the frequencies of that sequence."""
-    long = make()(*inputs(0, 40))
-    rotary = make()
-    with rope_by_length(rotary, scalar(40)):
-        head = rotary(*inputs(0, 5))
-    assert same(head, [wave[:, :5] for wave in long])
-    assert not same(head, make()(*inputs(0, 5)))
 
 
 @pytest.mark.parametrize("make", ROTARIES.values(), ids=ROTARIES)
 def test_graph_with_length_input_matches_transformers(make: Any) -> None:
+    """Also for the first tokens of a long sequence, which use the frequencies of that sequence."""
     tokens = torch.export.Dim("tokens", min=1, max=64)
     program = torch.export.export(
         Model(make()),
@@ -127,7 +101,11 @@ def test_graph_with_length_input_matches_transformers(make: Any) -> None:
         dynamic_shapes={"x": {1: tokens}, "positions": {1: tokens}, "length": {}},
     ).module()
     for length in LENGTHS:
-        assert same(program(*inputs(0, length), scalar(length)), make()(*inputs(0, length)))
+        expected = make()(*inputs(0, length))
+        assert same(program(*inputs(0, length), scalar(length)), expected)
+        head = program(*inputs(0, min(5, length)), scalar(length))
+        assert same(head, [wave[:, :5] for wave in expected])
+    assert not same(head, make()(*inputs(0, 5)))
 
 
 @pytest.mark.parametrize("make", ROTARIES.values(), ids=ROTARIES)
@@ -138,18 +116,12 @@ def test_missing_length_selects_short_frequencies(make: Any) -> None:
     assert same([wave[:, :CONTEXT] for wave in waves], make()(*inputs(0, CONTEXT)))
 
 
-def test_attention_factor_is_applied() -> None:
-    expected = phi3(attention_factor=1.7)(*inputs(0, 40))
-    assert not same(expected, phi3()(*inputs(0, 40)))
-    rotary = phi3(attention_factor=1.7)
-    with rope_by_length(rotary, scalar(40)):
-        assert same(rotary(*inputs(0, 40)), expected)
-
-
 @pytest.mark.parametrize("full", [DYNAMIC, {**LONGROPE, "original_max_position_embeddings": CONTEXT, "factor": 4.0}])
 def test_layer_types_may_differ_in_length_dependence(full: dict[str, Any]) -> None:
     rotary = gemma3(full)
-    assert kinds(Model(rotary)) == {"model.rotary.full_attention": full["rope_type"]}
+    assert [(each.name, each.kind) for each in rotaries(Model(rotary))] == [
+        ("model.rotary.full_attention", full["rope_type"])
+    ]
     for length in LENGTHS:
         with rope_by_length(rotary, scalar(length)):
             for layer_type in ("full_attention", "sliding_attention"):
@@ -181,37 +153,16 @@ STATIC: dict[str, dict[str, Any]] = {
 def test_other_rope_types_have_fixed_frequencies(rope_type: str) -> None:
     """A new rope type of transformers has no entry in STATIC and fails here until it is reviewed."""
     parameters = {"rope_type": rope_type, **THETA, **({} if rope_type == "default" else STATIC[rope_type])}
-    config: Any = AutoConfig.for_model("llama", **SIZES, max_position_embeddings=CONTEXT, rope_parameters=parameters)
-    rotary = LlamaRotaryEmbedding(config)
+    rotary = rotary_of(LlamaRotaryEmbedding, "llama", parameters)
     assert not rotaries(rotary) and static_up_to(rotary) is None and recompute_above(rotary) is None
     long = rotary(*inputs(0, 60))
     assert same(rotary(*inputs(0, 5)), [wave[:, :5] for wave in long])
 
 
-def test_hunyuan_fixed_alpha_is_not_length_dependent() -> None:
-    """Its config labels the rope type dynamic."""
-    from transformers.models.hunyuan_v1_dense.modeling_hunyuan_v1_dense import HunYuanDenseV1RotaryEmbedding
-
-    config: Any = AutoConfig.for_model(
-        "hunyuan_v1_dense", **SIZES, max_position_embeddings=CONTEXT, rope_parameters={**DYNAMIC, "alpha": 1000.0}
-    )
-    assert not rotaries(HunYuanDenseV1RotaryEmbedding(config))
-
-
 def test_custom_frequency_computation_is_rejected_with_module_name() -> None:
     """Phimoe scales its cosines and sines by length, outside transformers' wrapper."""
-    config: Any = AutoConfig.for_model(
-        "phimoe",
-        **SIZES,
-        max_position_embeddings=64,
-        rope_parameters={
-            **LONGROPE,
-            "original_max_position_embeddings": CONTEXT,
-            "short_mscale": 1.2,
-            "long_mscale": 1.4,
-        },
-    )
-    model = Model(PhimoeRotaryEmbedding(config))
+    parameters = {**LONGROPE, "original_max_position_embeddings": CONTEXT, "short_mscale": 1.2, "long_mscale": 1.4}
+    model = Model(rotary_of(PhimoeRotaryEmbedding, "phimoe", parameters, max_position_embeddings=64))
     with pytest.raises(UnsupportedModelError, match="rotary computes its frequencies in an unknown way"):
         model(*inputs(0, 5), scalar(5))
 

@@ -7,7 +7,6 @@ all valid ones.
 from __future__ import annotations
 
 import importlib
-import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Literal
@@ -20,27 +19,26 @@ if TYPE_CHECKING:
     from partita.package.contract import Role
 
 
-__all__ = ["GROWING", "Lowering", "lowering", "names", "by_preference"]
+__all__ = ["GROWING", "Lowering", "lowering", "NAMES", "by_preference"]
 
 
 GROWING: Final = "growing"
 """The lowering of `--cache growing`, not available through `--attention`."""
 
 
-def names() -> tuple[str, ...]:
-    """Names of all lowerings with a static cache, sorted. Imports none of them."""
-    return tuple(sorted(m.name for m in pkgutil.iter_modules(__path__)))
+NAMES: Final = ("gqa", "onnx24", "primitives")
+"""The lowerings with a static cache in order of preference: fewest nodes, most in place, first."""
 
 
 def by_preference() -> tuple[Lowering, ...]:
     """All lowerings with a static cache in order of preference, for `auto`."""
-    return tuple(sorted((lowering(name) for name in names()), key=lambda each: (each.rank, each.name)))
+    return tuple(lowering(name) for name in NAMES)
 
 
 def lowering(name: str) -> Lowering:
     """The lowering with this name. Raises UsageError, which lists the names, where there is none."""
-    if name not in (*names(), GROWING):
-        raise UsageError(f"`attention={name}`: unknown lowering; choose one of auto, {', '.join(names())}")
+    if name not in (*NAMES, GROWING):
+        raise UsageError(f"`attention={name}`: unknown lowering; choose one of auto, {', '.join(NAMES)}")
     module = importlib.import_module(f"{__name__}.{'primitives' if name == GROWING else name}")
     found = module.GROWS if name == GROWING else module.LOWERING
     assert isinstance(found, Lowering)
@@ -123,23 +121,21 @@ class Lowering:
     """A way to write attention and cache in ONNX."""
 
     name: str
-    rank: int
-    """Preference where a provider supports all of it, lowest first: fewest nodes, most in place."""
     opset: int
     """Default operator set."""
     min_opset: int
-    domains: tuple[tuple[str, int], ...]
-    """Contrib domains and their versions."""
     cursors: tuple[Cursor, ...]
     write: Write
     attend: Attend
-    takes_mask: bool
-    """`emit` supports a mask tensor."""
-    same_kv_width: bool
-    """Keys and values must have the same head size: the smaller ones are padded with zeros."""
     fused: Fused
     """Operators that graph passes may fuse nodes into, with this lowering."""
-    appends_in_batches: bool
+    domains: tuple[tuple[str, int], ...] = ()
+    """Contrib domains and their versions."""
+    takes_mask: bool = True
+    """`emit` supports a mask tensor."""
+    same_kv_width: bool = False
+    """Keys and values must have the same head size: the smaller ones are padded with zeros."""
+    appends_in_batches: bool = True
     """Several new tokens may follow past ones in every sequence of a batch; False: only in a batch of one."""
     rolls: bool = False
     """Its operator supports a window cache."""

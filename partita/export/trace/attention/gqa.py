@@ -63,7 +63,6 @@ def emit(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 LOWERING = Lowering(
     name="gqa",
-    rank=0,
     opset=21,
     min_opset=18,
     domains=(("com.microsoft", 1),),

@@ -69,18 +69,13 @@ def _attend(reading: Reading) -> torch.Tensor:
 
 LOWERING = Lowering(
     name="onnx24",
-    rank=1,
     opset=24,
     min_opset=24,
-    domains=(),
     cursors=(
         Cursor("write_indices", "write_start", "int64", per_row=True),
         Cursor("nonpad_kv_seqlen", "valid_length", "int64", per_row=True),
     ),
     write=write,
     attend=_attend,
-    takes_mask=True,
-    same_kv_width=False,
     fused="standard",
-    appends_in_batches=True,
 )

@@ -93,17 +93,12 @@ def with_sink(scores: torch.Tensor, sink: torch.Tensor) -> torch.Tensor:
 
 LOWERING = Lowering(
     name="primitives",
-    rank=2,
     opset=18,
     min_opset=18,
-    domains=(),
     cursors=(),
     write=write,
     attend=attend,
-    takes_mask=True,
-    same_kv_width=False,
     fused="none",
-    appends_in_batches=True,
 )
 
 
@@ -121,7 +116,6 @@ def _append(
 GROWS = replace(
     LOWERING,
     name=GROWING,
-    rank=9,
     cursors=(Cursor("attention_mask", "mask", "int64", per_row=True, per_key=True),),
     write=_append,
     attend=lambda reading: attend(reading, reading.cursors[0]),

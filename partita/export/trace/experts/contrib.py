@@ -110,18 +110,11 @@ def recognised(experts: Experts) -> Gate | None:
     """The activation of `experts` in the operator; None where it has none."""
     # Outside of the trace, which has fake tensors and records operations.
     with unset_fake_temporarily(), _disable_current_modes(), torch.no_grad():
-        tries = (
-            (_gated(experts.activate, True), _gated(experts.activate, False))
-            if experts.has_gate
-            else _ungated_activations(experts)
-        )
-        return next((gate for gate in tries if gate is not None), None)
-
-
-def _ungated_activations(experts: Experts) -> list[Gate]:
-    """The activations without a gate that match."""
-    numbers = torch.randn(SAMPLES, WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 3
-    return [Gate(kind) for kind, function in PLAIN.items() if _matches(experts.activate, function, numbers)]
+        if experts.has_gate:
+            return _gated(experts.activate, True) or _gated(experts.activate, False)
+        numbers = torch.randn(SAMPLES, WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 3
+        kinds = (kind for kind, function in PLAIN.items() if _matches(experts.activate, function, numbers))
+        return next(map(Gate, kinds), None)
 
 
 def _gated(activate: Function, halves: bool) -> Gate | None:

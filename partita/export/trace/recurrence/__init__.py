@@ -27,8 +27,6 @@ import torch
 
 from partita.export.trace import Form
 
-__all__ = ["Recurrence", "modelling_code", "read_states", "recurrences", "replace_recurrences", "used_by"]
-
 
 def recurrences() -> dict[str, Recurrence]:
     """Name of a transformers function -> its replacement."""
