@@ -32,10 +32,6 @@ class GraphNode:
     """Nodes in its control-flow subgraphs at any depth; set for nodes of an optimised graph only."""
     subgraph_attribute: str = ""
     """The attribute whose subgraph contains it: `then_branch`; empty in the main graph."""
-    matrix: str = ""
-    """Element type of its largest constant input of rank 2 or more, e.g. bfloat16; empty for none. Set for nodes of the
-    file only.
-    """
     form: tuple[tuple[str, str], ...] = ()
     """Attributes, types and constants that may select a kernel: facts of a `KernelRow`."""
 

@@ -13,10 +13,10 @@ from partita.observations.facts import RunFacts, SessionFacts, StateFact, StepFa
 from partita.observations.records import ChainEntry, Environment, PackageFacts, PhaseName, Source
 from partita.observations.text_format import name_some, plural
 from partita.partition_reports import dry_run
+from partita.partition_reports.copies import find_copies, find_partitions
 from partita.partition_reports.cost import phase_cost, tokens_per_run, with_costs
 from partita.partition_reports.groups import find_file_nodes, share_of, total_us, with_groups
 from partita.partition_reports.outcome import summarise
-from partita.partition_reports.partitions import find_copies, find_partitions
 from partita.partition_reports.placement import find_conflicts, find_subgraphs, in_layers, place_nodes
 from partita.partition_reports.records import (
     Cache,
@@ -120,7 +120,7 @@ def _build_phase(
         times = dry_run.without_values(index, times)
     speed = step_times(steps, name, rows)
     nodes = place_nodes(index, times)
-    partitions, copies = find_partitions(index, name, nodes, times), find_copies(index, name, nodes)
+    partitions, copies = find_partitions(nodes), find_copies(index, name, nodes)
     nodes, subgraphs = in_layers(index, nodes, copies), find_subgraphs(index)
     file_nodes = find_file_nodes(
         index, nodes, subgraphs.function_nodes if subgraphs is not None else (), [entry.provider for entry in chain]

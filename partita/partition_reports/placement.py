@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from partita import dtypes
 from partita.diagnosis import naming, native_log
 from partita.diagnosis.evidence import name_in, names_a_node
 from partita.diagnosis.execution import HOST_DEVICE, ProvidersBySource
 from partita.diagnosis.graphs import COMPILED
 from partita.diagnosis.session_index import SessionIndex
-from partita.observations.facts import AssignedNode, GraphNode
+from partita.observations.facts import AssignedNode
 from partita.observations.names import CPU
 from partita.observations.records import PhaseName, Source
 from partita.partition_reports.records import Copy, NodePlacement, SourceConflict, SubgraphNode, Subgraphs
@@ -19,13 +18,10 @@ from partita.partition_reports.timing import NodeTimes
 
 def place_nodes(index: SessionIndex, times: NodeTimes) -> tuple[NodePlacement, ...]:
     """One record per node, in execution order."""
-    casts = {output: node for node in index.facts.graph if node.op_type == "Cast" for output in node.outputs}
-    return tuple(_place_node(index, times, casts, position, name) for position, name in enumerate(index.order))
+    return tuple(_place_node(index, times, position, name) for position, name in enumerate(index.order))
 
 
-def _place_node(
-    index: SessionIndex, times: NodeTimes, casts: Mapping[str, GraphNode], position: int, name: str
-) -> NodePlacement:
+def _place_node(index: SessionIndex, times: NodeTimes, position: int, name: str) -> NodePlacement:
     """Merge the facts of all sources about one node."""
     module = index.module(name)
     return NodePlacement(
@@ -39,29 +35,8 @@ def _place_node(
         output_bytes=times.output_bytes.get(name),
         replaces=index.replaces(name),
         added=index.is_added(name),
-        element_type=_element_type(index, times, name),
-        matrix_type=_matrix_type(index, casts, name),
         sources=_sources_of(index, name),
     )
-
-
-def _element_type(index: SessionIndex, times: NodeTimes, name: str) -> str | None:
-    """Type of the first floating-point output of a node's execution; None for a compiled node."""
-    event = times.last_events.get(name) or index.ran.get(name)
-    if event is None or name in index.compiled:
-        return None
-    made = (shape.partition("[")[0] for shape in event.output_shapes)
-    return next((each for each in made if dtypes.is_float(each)), None)
-
-
-def _matrix_type(index: SessionIndex, casts: Mapping[str, GraphNode], name: str) -> str | None:
-    """Type in the file of the weight that a node reads, directly or through a Cast. `casts`: output -> Cast node."""
-    for node in (index.file_nodes[each] for each in (name, *index.replaces(name)) if each in index.file_nodes):
-        read = (node.matrix, *(casts[tensor].matrix for tensor in node.inputs if tensor in casts))
-        found = next(filter(None, read), None)
-        if found is not None:
-            return found
-    return None
 
 
 def in_layers(

@@ -72,7 +72,7 @@ def test_unverified_package_is_reported_at_the_top():
 
 def test_text_view_has_every_section_in_order():
     out = rendered(report_of(recorded_facts()))
-    sections = ("Phases", "Fallbacks", "Placement", "Layers", "Partitions", "Copies", "KV cache", "Checks", "Sources")
+    sections = ("Phases", "Fallbacks", "Placement", "Layers", "Copies", "KV cache", "Checks", "Sources")
     positions = [out.index(f"\n{title}\n") for title in (*sections, "Request", "Machine")]
     assert positions == sorted(positions), "what matters most comes first"
     for fact in ("weights 1 MiB, cache 64 KiB", "process 95.4 MiB before load", "Test CPU, 2 logical cores, 8 GiB"):

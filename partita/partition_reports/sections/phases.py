@@ -103,13 +103,9 @@ def _render_nodes(count: int, entry: ProviderShare | None) -> str:
 
 
 def _cost_figures(phases: Sequence[Phase], *, timed: bool) -> Iterator[Figure]:
-    """Partitions, crossings, copies, bytes and waits of one run, and per token if there are tokens."""
+    """Partitions, copies, bytes and waits of one run, and per token if there are tokens."""
     costs = [phase.cost for phase in phases]
     yield "partitions", *(f"{len(phase.partitions):,}" for phase in phases)
-    yield (
-        "tensors between partitions",
-        *_each(costs, lambda cost: count_and_bytes(cost.crossings, cost.crossing_bytes_per_run)),
-    )
     yield (
         "copies between devices",
         *_each(costs, lambda cost: count_and_bytes(cost.copies, cost.copy_bytes_per_run, cost.copy_bytes_at_least)),

@@ -9,10 +9,10 @@ from partita.diagnosis.records import Fallback, SkippedProvider
 from partita.observations.codes import PROVIDER_CODES
 from partita.observations.records import Environment
 from partita.observations.text_format import decimals, human_bytes, plural, short_provider
+from partita.partition_reports.copies import subgraph_copies
 from partita.partition_reports.cost import total_bytes
 from partita.partition_reports.groups import Node
 from partita.partition_reports.outcome import TOO_FEW, merge_phases, too_few_steps, used_phases
-from partita.partition_reports.partitions import subgraph_copies
 from partita.partition_reports.records import Copy, Phase, PhaseCost, Report
 from partita.remedies import split
 
@@ -44,11 +44,6 @@ def speed_text(phase: Phase) -> tuple[str, ...]:
     if phase.steps < 2 or phase.step_p50_ms is None:
         return speed, f"{of}{few}"
     return speed, f"mean of {of}; median step {decimals(phase.step_p50_ms)} ms{few}"
-
-
-def best_observed(phases: Sequence[Phase]) -> Phase:
-    """The last profiled phase, which has sizes, of phases with equal placement; else the last phase."""
-    return max(enumerate(phases), key=lambda entry: (entry[1].observed_runs > 0, entry[0]))[1]
 
 
 def on_providers(counts: dict[str, int]) -> str:
@@ -96,11 +91,6 @@ def runtime_name(machine: Environment) -> str:
     if any(wheel.version in ("", imported) for wheel in machine.onnxruntime_wheels):
         return ", ".join(named)
     return " ".join([*([", ".join(named)] if named else ["onnxruntime"]), imported])
-
-
-def span(first: int, count: int) -> str:
-    """`3` or `3-7`."""
-    return str(first) if count == 1 else f"{first}-{first + count - 1}"
 
 
 def node_anchors(report: Report) -> dict[tuple[str, int], str]:
