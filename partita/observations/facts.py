@@ -324,8 +324,6 @@ class StepFact:
     """Input tokens of all rows without padding and finished rows; None if every row has `tokens`."""
     is_repeated: bool = False
     """The step recomputed earlier tokens; the last recomputing step also returned a new token."""
-    width: int = 0
-    """Sequence length of the step, including padding and rejected draft tokens; 0 if not counted."""
     drafted: int = 0
     """Verified draft tokens of all rows."""
     accepted: int = 0

@@ -12,7 +12,7 @@ from partita.observations.facts import SpeculationFact, StepFact
 from partita.observations.records import PhaseName
 from partita.observations.text_format import plural
 from partita.partition_reports.groups import grouped
-from partita.partition_reports.request_records import DraftedWidth, Speculation
+from partita.partition_reports.request_records import Speculation
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,15 +150,6 @@ def speculation_figures(fact: SpeculationFact | None, steps: Sequence[StepFact])
         draft_seconds=sum(step.draft_seconds for step in made),
         plain_token_ms=1000 * statistics.median(plain) if plain else None,
         speedup=_speedup(made) if drafted else None,
-        widths=tuple(
-            DraftedWidth(
-                width=width,
-                steps=len(own),
-                tokens=sum(map(_tokens, own)),
-                step_p50_ms=1000 * statistics.median(map(_own_seconds, own)),
-            )
-            for width, own in sorted(grouped(made, lambda step: step.width).items())
-        ),
     )
 
 

@@ -112,7 +112,6 @@ def test_static_files_have_a_session_per_phase():
     ]
     assert failed(report) == []
     assert (report.totals.session_load_seconds if report.totals else None) == pytest.approx(0.2)
-    assert "1 partition in decode, in execution order" in shown(report)
 
 
 def test_multiple_streams_use_order_of_last_profiled_run():

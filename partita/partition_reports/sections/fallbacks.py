@@ -35,7 +35,6 @@ from partita.partition_reports.sections.model import (
     Head,
     Line,
     Link,
-    Row,
     Section,
     Table,
     numbers,
@@ -44,7 +43,6 @@ from partita.partition_reports.sections.model import (
 from partita.partition_reports.sections.shared import (
     REASONS_PAGE,
     copied_bytes,
-    fallback_anchors,
     finding_key,
     first_of,
     for_reason,
@@ -220,7 +218,6 @@ class Writer:
             for phase in report.phases
             for node in phase.nodes
         }
-        self.anchors = fallback_anchors(report)
         self.key = finding_key(report)
 
     def group(self, number: int, group: tuple[GroupKey, Sequence[Fallback]]) -> Group:
@@ -271,19 +268,13 @@ class Writer:
         blocks += _experiments(members)
         return Group("", tuple(blocks))
 
-    def row(self, entries: Sequence[Fallback]) -> Row:
+    def row(self, entries: Sequence[Fallback]) -> tuple[Cell, ...]:
         """One node with its cost in the last phase."""
         last = entries[-1]
         target = self.rows.get((last.phase, last.node, last.provider))
         name: Cell = Link(last.node, target) if target else last.node
-        cells = (
-            name,
-            last.op_type or "unknown",
-            listing(dict.fromkeys(entry.phase for entry in entries)),
-            last.source_line or NOT_KNOWN,
-            *_cost_cells(last.cost),
-        )
-        return Row(cells, self.anchors[last.phase, last.node, last.provider])
+        phases = listing(dict.fromkeys(entry.phase for entry in entries))
+        return name, last.op_type or "unknown", phases, last.source_line or NOT_KNOWN, *_cost_cells(last.cost)
 
 
 def _render_nodes(by_node: Mapping[str, Sequence[Fallback]]) -> Iterator[str]:

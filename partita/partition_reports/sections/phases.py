@@ -17,7 +17,7 @@ from partita.partition_reports.groups import added_nodes, file_counts, folded_no
 from partita.partition_reports.outcome import TOO_FEW, cache_text, is_timed, status_of, too_few_steps
 from partita.partition_reports.records import GroupShare, Phase, PhaseCost, ProviderShare, Report, Totals
 from partita.partition_reports.request_records import Speculation
-from partita.partition_reports.sections.model import Block, Column, Fold, Line, Pairs, Section, Table, numbers, table
+from partita.partition_reports.sections.model import Block, Column, Line, Pairs, Section, Table, table
 from partita.partition_reports.sections.shared import bytes_per_token, count_and_bytes
 
 Figure = tuple[str, ...]
@@ -168,12 +168,6 @@ def cache_section(report: Report) -> Section | None:
     blocks: list[Block] = [Line(f"{plural(cache.states, 'state')}: {cache_text(cache)}{steps}")]
     moved = [entry.name for entry in cache.entries if not entry.in_place and status != "not_checked"]
     blocks += [Line(name_some(moved, NAMED_STATES), "NOT in place", "bad")] if moved else []
-    rows = [
-        (entry.name, entry.kind, entry.memory, human_bytes(entry.size_bytes), "yes" if entry.in_place else "NO")
-        for entry in cache.entries
-    ]
-    heads = ("state", "kind", "memory", Column("size"), "in place")
-    blocks.append(Fold("All states", (table("States of the KV cache", heads, rows),)))
     return Section("cache", "KV cache", tuple(blocks))
 
 
@@ -182,25 +176,10 @@ def speculation_section(report: Report) -> Section | None:
     found = report.speculation
     if found is None:
         return None
-    seconds = f"Drafting took {decimals(found.draft_seconds)} of {decimals(found.seconds)} s."
-    one = next((entry.step_p50_ms for entry in found.widths if entry.width == 1), None)
-    rows = [
-        (
-            str(entry.width),
-            f"{entry.steps:,}",
-            f"{entry.tokens:,}",
-            decimals(entry.tokens / entry.steps),
-            decimals(entry.step_p50_ms),
-            NOT_KNOWN if not one else decimals(entry.step_p50_ms / one),
-        )
-        for entry in found.widths
-    ]
-    heads = numbers("input tokens", "steps", "tokens", "tokens per step", "step p50, ms", "relative to 1 token")
-    steps = table("Steps by input tokens per row", heads, rows)
-    blocks: list[Block] = [Line(_acceptance_text(found)), Line(seconds), steps]
-    if found.drafted:
-        blocks.insert(0, Line(speedup_text(found)))
-    return Section("speculation", "Speculative decoding", tuple(blocks))
+    lines = [speedup_text(found)] if found.drafted else []
+    lines += [_acceptance_text(found)]
+    lines += [f"Drafting took {decimals(found.draft_seconds)} of {decimals(found.seconds)} s."]
+    return Section("speculation", "Speculative decoding", tuple(map(Line, lines)))
 
 
 def speedup_text(found: Speculation) -> str:
