@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from partita.diagnosis import naming
-from partita.diagnosis.graphs import FOLDED, MEMCPY_OPS, Cut, Nodes, OptimisedGraph, connected, edges
+from partita.diagnosis.graphs import FOLDED, LAYOUT, MEMCPY_OPS, Cut, Nodes, OptimisedGraph, connected, edges
 from partita.observations.facts import GraphNode
 from partita.observations.names import INLINED
 
@@ -22,8 +22,6 @@ MARKS = ("_", "/")
 """Characters that ONNX Runtime appends to a name that it reuses."""
 REMOVABLE = frozenset({"Identity", "Cast"})
 """Operators that ONNX Runtime removes if they have no effect: readers of the output then read the input."""
-LAYOUT = frozenset({"ReorderInput", "ReorderOutput", "Transpose", "Cast", "QuantizeLinear", "DequantizeLinear"})
-"""Operators that ONNX Runtime adds between other nodes."""
 Names = Mapping[str, tuple[str, ...]]
 """Executed node -> file nodes."""
 Owners = Mapping[str, str]
