@@ -226,7 +226,7 @@ def refused_nodes(facts: SessionFacts, chain: tuple[ChainEntry, ...]) -> tuple[F
 
 def _assigned_outside_chain(index: SessionIndex, allowed: frozenset[str]) -> Iterator[FallbackNode]:
     """Entries of the assignment list outside the chain, including each node without a name."""
-    inside = set(map(id, index.listed_in_subgraphs)) - set(map(id, index.listed_in_either))
+    inside = set(map(id, index.listed_in_subgraphs))
     for node in index.facts.assigned or ():
         if node.provider not in allowed:
             yield node.name, node.op_type, node.provider, id(node) in inside and node.name in index.same_name_nodes
