@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from partita.diagnosis.reasons.table import describe_rank
 from partita.diagnosis.records import Fallback, SkippedProvider
 from partita.explain.node_explanation import Explanation, Matches, Place
-from partita.observations.facts import AS_IS
 from partita.observations.names import UNKNOWN
 from partita.observations.text_format import (
     NOT_KNOWN,
@@ -36,7 +35,7 @@ from partita.partition_reports.sections.model import (
     pairs,
     table,
 )
-from partita.partition_reports.sections.shared import REASONS_PAGE, copied_bytes
+from partita.partition_reports.sections.shared import REASONS_PAGE, copied_bytes, probe_table
 
 MOST = 40
 """Maximum listed names; the JSON has all."""
@@ -184,7 +183,7 @@ def _reasons(explanation: Explanation) -> Iterator[Section]:
             rows = [(f"evidence ({reason.evidence_kind})", reason.evidence), ("remedy", reason.remedy)]
             rows += [] if at else [(f"cost{in_phases([entry.phase])}", _render_cost(entry)) for entry in entries]
             rows.append(("see", f"{REASONS_PAGE}#{reason.reason}"))
-            blocks = (pairs("Reason", rows), *_probe_table(reason), *_lower_reasons(reason))
+            blocks = (pairs("Reason", rows), *_probe_blocks(reason), *_lower_reasons(reason))
             yield Section(f"why{number}-{at}", f"{title}: {reason.reason}", blocks)
 
 
@@ -230,24 +229,13 @@ def _render_cost(entry: Fallback) -> str:
     return f"{', '.join(parts)}; {word}: {cost.harmless_reason}"
 
 
-def _probe_table(why: SkippedProvider) -> Iterator[Block]:
-    """Probes as a table of changes and outcomes, with the messages below it."""
+def _probe_blocks(why: SkippedProvider) -> Iterator[Block]:
+    """Probes, and why some are missing."""
     if why.variants:
         new = sum(not trial.cached for trial in why.variants)
         done = f"({new} in this run, {len(why.variants) - new} from the cache)"
-        quoted = list(dict.fromkeys(trial.message for trial in why.variants if trial.message))
-        rows = [
-            (
-                "unchanged" if trial.factor == AS_IS else trial.factor.replace("_", " "),
-                trial.change,
-                trial.outcome.replace("_", " "),
-                f"[{quoted.index(trial.message) + 1}]" if trial.message else "",
-            )
-            for trial in why.variants
-        ]
-        heads = ("property", "change", "outcome", Column("message"))
-        yield table(f"{plural(len(rows), 'probe')} of this node on {why.provider} {done}", heads, rows)
-        yield from (Line(f"[{number}] {text}") for number, text in enumerate(quoted, 1))
+        count = plural(len(why.variants), "probe")
+        yield from probe_table(f"{count} of this node on {why.provider} {done}", why.variants)
     if why.missing_probes:
         yield Line(why.missing_probes, "missing probes")
 

@@ -243,7 +243,7 @@ def state_sources(facts: RunFacts, indexes: Sequence[SessionIndex]) -> tuple[Sou
         ("profile", sum(len(session.events) for session in sessions), "node execution"),
         ("native_log", sum(len(session.log) for session in sessions), "line"),
         ("probe", sum(len(known.probes) for known in providers) + rejected, "probed node or part"),
-        ("memory_info", sum(len(session.ports) for session in sessions), "graph input or output"),
+        ("memory_info", sum(len(session.ports) for session in sessions), "graph port"),
         ("binding", len(facts.states), "state buffer"),
         ("clock", len(facts.steps), "step"),
         ("process", int(facts.memory.peak_rss_bytes is not None), "process"),

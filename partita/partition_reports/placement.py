@@ -67,12 +67,8 @@ def _sources_of(index: SessionIndex, name: str) -> tuple[Source, ...]:
 
 
 def find_conflicts(index: SessionIndex, phase: PhaseName) -> tuple[SourceConflict, ...]:
-    """Nodes with conflicting sources.
-
-    Either sources name different providers, or none; or a node is in one of two graphs only; or an experiment
-    contradicts its log line.
-    """
-    found = (*_conflicting_providers(index), *_conflicting_graphs(index), *_conflicting_probes(index))
+    """Nodes for which sources name different providers, or none, or whose experiment contradicts its log line."""
+    found = (*_conflicting_providers(index), *_conflicting_probes(index))
     return tuple(SourceConflict(phase=phase, node=node, detail=text, sources=sources) for node, text, sources in found)
 
 
@@ -88,16 +84,6 @@ def _conflicting_providers(index: SessionIndex) -> Iterator[Conflict]:
         if len(providers) != 1:
             detail = _describe(by_source) if by_source else "no source names a provider for this node"
             yield name, detail, tuple(by_source) or (index.order_source,)
-
-
-def _conflicting_graphs(index: SessionIndex) -> Iterator[Conflict]:
-    """Nodes in the plan only, or in the optimised graph only."""
-    if index.order_source == "plan_file" and index.optimised is not None:
-        for names, others, detail in (
-            (index.order, index.optimised.nodes, "in the plan but not in the optimised graph"),
-            (index.optimised.nodes, index.present, "in the optimised graph but not in the plan"),
-        ):
-            yield from ((name, detail, ("plan_file", "optimised_model")) for name in names if name not in others)
 
 
 def _count_copies(index: SessionIndex) -> tuple[int, int]:

@@ -47,6 +47,7 @@ from partita.partition_reports.sections.shared import (
     first_of,
     for_reason,
     node_anchors,
+    probe_table,
     reason_anchor,
     situation_of,
 )
@@ -346,15 +347,5 @@ def _experiments(members: Sequence[Fallback]) -> Iterator[Fold]:
             if each.variants:
                 same_probes.setdefault(each.variants, {})[entry.node] = None
     for trials, nodes in same_probes.items():
-        rows = [
-            (
-                trial.change or "unchanged",
-                trial.factor.replace("_", " "),
-                trial.outcome.replace("_", " "),
-                trial.message or NOT_KNOWN,
-                "yes" if trial.cached else "no",
-            )
-            for trial in trials
-        ]
         title = f"{plural(len(trials), 'probe')} of {name_some(nodes, NAMED)}"
-        yield Fold(title, (table(title, ("change", "property", "outcome", "message", "cached"), rows),))
+        yield Fold(title, tuple(probe_table(title, trials)))

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from partita.diagnosis.actions import Action, Situation, each, steps_for
-from partita.diagnosis.records import Fallback, SkippedProvider
+from partita.diagnosis.records import Fallback, SkippedProvider, VariantRecord
 from partita.observations.codes import PROVIDER_CODES
+from partita.observations.facts import AS_IS
 from partita.observations.records import Environment
 from partita.observations.text_format import decimals, human_bytes, plural, short_provider
 from partita.partition_reports.copies import subgraph_copies
@@ -14,6 +15,7 @@ from partita.partition_reports.cost import total_bytes
 from partita.partition_reports.groups import Node
 from partita.partition_reports.outcome import TOO_FEW, merge_phases, too_few_steps, used_phases
 from partita.partition_reports.records import Copy, Phase, PhaseCost, Report
+from partita.partition_reports.sections.model import Block, Column, Line, table
 from partita.remedies import split
 
 REASONS_PAGE = "docs/reasons.md"
@@ -136,6 +138,22 @@ def first_of(texts: Iterable[str]) -> str:
     """The first of several texts, with the number of different texts if there are several."""
     different = list(dict.fromkeys(texts))
     return different[0] + (f" (one of {len(different)})" if len(different) > 1 else "")
+
+
+def probe_table(title: str, variants: Sequence[VariantRecord]) -> Iterator[Block]:
+    """Probes as a table of changes and outcomes, with the messages below it."""
+    quoted = list(dict.fromkeys(trial.message for trial in variants if trial.message))
+    rows = [
+        (
+            "unchanged" if trial.factor == AS_IS else trial.factor.replace("_", " "),
+            trial.change,
+            trial.outcome.replace("_", " "),
+            f"[{quoted.index(trial.message) + 1}]" if trial.message else "",
+        )
+        for trial in variants
+    ]
+    yield table(title, ("property", "change", "outcome", Column("message")), rows)
+    yield from (Line(f"[{number}] {text}") for number, text in enumerate(quoted, 1))
 
 
 OF_FOLDER = ("variant", "contract", "max-length")
