@@ -84,18 +84,18 @@ def _rules(before: Report, after: Report) -> Mapping[str, Rule]:
         }
 
     return {
-        "preferred_provider": Rule(counts=False, is_worse=lambda was, now: not same_preferred),
+        "preferred_provider": Rule(is_worse=lambda was, now: not same_preferred),
         "phases": Rule(is_worse=lambda was, now: bool(was and now and set(was.source) - set(now.source))),
         "outcome": Rule(),
-        "context": Rule(counts=False),
-        "cache": Rule(counts=False, is_worse=_is_cache_lost),
+        "context": Rule(),
+        "cache": Rule(is_worse=_is_cache_lost),
         "nodes": Rule(is_worse=is_lower, details=explain),
         "reasons": Rule(is_worse=lambda was, now: was is None, details=_explain_reason),
         "copies": Rule(details=_describe_copy),
         "copy_count": Rule(is_worse=is_more),
-        "copy_bytes": Rule(counts=False, is_worse=is_more),
-        "figures": Rule(counts=False),
-        "times": Rule(counts=False, details=_spread),
+        "copy_bytes": Rule(is_worse=is_more),
+        "figures": Rule(),
+        "times": Rule(details=_spread),
     }
 
 

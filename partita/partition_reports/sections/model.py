@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from partita.observations.records import Record
+from pydantic import BaseModel
+
 from partita.observations.text_format import decimals, human_bytes, name_some, plural
 from partita.remedies import shell
 
@@ -268,12 +269,12 @@ def pairs(caption: str, rows: Iterable[tuple[str, str | None]]) -> Pairs:
     return Pairs(caption, tuple((name, (value,)) for name, value in rows if value))
 
 
-def fields_of(record: Record, *exclude: str, prefix: str = "") -> list[tuple[str, str]]:
+def fields_of(record: BaseModel, *exclude: str, prefix: str = "") -> list[tuple[str, str]]:
     """Names and values of a record's fields as text, without nested records and empty values (0, false, null)."""
     return [
         (f"{prefix}{name.removesuffix('_bytes').replace('_', ' ')}", _value_text(name, value))
         for name, value in record
-        if value and name not in exclude and not any(isinstance(each, Record) for each in _items(value))
+        if value and name not in exclude and not any(isinstance(each, BaseModel) for each in _items(value))
     ]
 
 
