@@ -202,21 +202,15 @@ def _fewest(counts: Sequence[int | None]) -> int | None:
     return min(known) if known and len(known) == len(counts) else None
 
 
-def _plan_notes(indexes: Sequence[SessionIndex]) -> tuple[str, ...]:
+def _plan_notes(indexes: Sequence[SessionIndex]) -> Iterator[str]:
     """One sentence per session whose nodes or order do not come from a single-stream plan."""
-    notes = []
     for index in indexes:
-        streams = index.facts.plan
-        if streams is None:
-            notes.append(
-                f"{index.facts.file}: ONNX Runtime wrote no plan; nodes and their order come from {index.order_source}"
-            )
-        elif len(streams) > 1:
-            order = "nodes are in the order of the last profiled run"
-            if not index.events:
-                order = "nodes are listed stream by stream, because no run was profiled"
-            notes.append(f"{index.facts.file}: the plan has {len(streams)} streams; {order}")
-    return tuple(notes)
+        if index.facts.plan is None:
+            source = index.order_source
+            yield f"{index.facts.file}: ONNX Runtime wrote no plan; nodes and their order come from {source}"
+        elif len(index.facts.plan) > 1:
+            order = "in the order of the last profiled run" if index.events else "listed stream by stream"
+            yield f"{index.facts.file}: the plan has {len(index.facts.plan)} streams; nodes are {order}"
 
 
 def find_rejected(sessions: Sequence[SessionFacts], chain: Sequence[ChainEntry]) -> tuple[RejectedPart, ...]:

@@ -14,12 +14,11 @@ from partita.partition_reports import storage
 from partita.partition_reports.outcome import state_name
 from partita.partition_reports.records import Subgraphs
 from partita.partition_reports.sections.overview import model_name, sign_and_tone
-from partita.partition_reports.sections.placement import pick_letters
 from tests.partition_reports import pages
 from tests.partition_reports.html_tree import Element, read, section, words
 from tests.partition_reports.report_changes import each_phase, left_by_cuda_too, with_cost
 from tests.partition_reports.reports import dry_report, empty_report, many_inputs, recorded
-from tests.partition_reports.samples import CPU, GPU, NO_GPU_CHAIN, recorded_facts, report_of, shown
+from tests.partition_reports.samples import NO_GPU_CHAIN, recorded_facts, report_of, shown
 
 LARGEST_PAGE = 2_000_000
 
@@ -189,14 +188,8 @@ def test_layer_map_lists_each_node_once_per_phase_in_order(deep: Element) -> Non
     layer = table.one("tbody").all("tr")[1].children[1]
     assert "1 fallback" in words(layer) and "on CPU: Attention 1" in words(layer)
     signs = [words(link) for link in layer.all("a")]
-    assert signs == ["", "", "", "", "", "", "", "", "↑", "C", "↓", "", "", "", "", "", ""]
+    assert signs == ["", "", "", "", "", "", "", "", "↑", "2", "↓", "", "", "", "", "", ""]
     assert layer.all("a")[9]["title"].endswith("(Attention) on CPU")
-
-
-def test_provider_letters_are_unique() -> None:
-    letters = pick_letters(["CUDAExecutionProvider", CPU, "CoreMLExecutionProvider", GPU, "unknown", "***"])
-    assert letters[CPU] == "C" and letters["unknown"] == "?"
-    assert len(set(letters.values())) == len(letters)
 
 
 def test_fallbacks_show_evidence_remedy_cost_and_probes(deep: Element) -> None:

@@ -158,12 +158,12 @@ class Plot:
 class Mark:
     """Mark of one provider in a map."""
 
-    provider: str
     label: str
     """Short name."""
     css: str
     """CSS class of the colour."""
     letter: str
+    """Its number, for readers who do not see the colour."""
 
 
 @dataclass(frozen=True, slots=True)

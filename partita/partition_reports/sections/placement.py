@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from partita.diagnosis.graphs import COMPILED
 from partita.diagnosis.records import Fallback
-from partita.observations.names import CPU, UNKNOWN
+from partita.observations.names import UNKNOWN
 from partita.observations.text_format import (
     NOT_KNOWN,
     decimals,
@@ -136,7 +136,7 @@ def _cell(report: Report, phase: Phase, name: str, nodes: Sequence[Node], drawn:
 def _map_node(node: Node, marks: Mapping[str, Mark], main: str, targets: Mapping[str, str]) -> MapNode:
     """A node in the colour of its provider. `main`: the provider with the most nodes; `targets`: node -> its row."""
     mark = marks[provider_of(node)]
-    css, sign = mark.css, "" if mark.provider == main else mark.letter
+    css, sign = mark.css, "" if provider_of(node) == main else mark.letter
     if is_copy(node):
         css, sign = f"{mark.css} m", COPY_OPERATORS[node.op_type or ""]
     elif sign:
@@ -151,23 +151,13 @@ def find_marks(report: Report) -> dict[str, Mark]:
     """The marks of every provider of the report: the chain, then other providers with nodes."""
     ran = [provider_of(node) for phase in report.phases for node in (*report_rows(phase), *phase.nodes)]
     providers = list(dict.fromkeys([*(entry.provider for entry in report.chain), *ran]))
-    letters = pick_letters(providers)
     known = [provider for provider in providers if provider != UNKNOWN]
     # Only the preferred provider has the first colour.
     colours = {name: f"e{n if n < COLOURS else n % (COLOURS - 1) + 1}" for n, name in enumerate(known)}
     return {
-        provider: Mark(provider, short_provider(provider), colours.get(provider, "eu"), letters[provider])
-        for provider in providers
+        provider: Mark(short_provider(provider), colours.get(provider, "eu"), str(number) if provider in known else "?")
+        for number, provider in enumerate(providers, 1)
     }
-
-
-def pick_letters(providers: Sequence[str]) -> dict[str, str]:
-    """A letter per provider: the first free letter of its short name; C is reserved for the CPU."""
-    letters: dict[str, str] = {UNKNOWN: "?"}
-    for provider in sorted(providers, key=lambda name: name != CPU):
-        free = (mark.upper() for mark in short_provider(provider) if mark.isascii() and mark.isalnum())
-        letters.setdefault(provider, next((mark for mark in free if mark not in letters.values()), "*"))
-    return letters
 
 
 Groups = Callable[[Phase], Sequence[GroupShare]]
