@@ -60,8 +60,6 @@ def document(found: Explanation | Matches) -> Document:
             *_copies_caused(found),
             *_reasons(found),
             *_kernels(found),
-            *_capture(found),
-            *_rejections(found),
             *_remarks(found),
         ),
     )
@@ -112,7 +110,6 @@ def _identity(explanation: Explanation) -> list[tuple[str, str | None]]:
         ("layer", None if explanation.layer is None else str(explanation.layer)),
         ("source line", explanation.source_line),
         ("preferred provider", explanation.preferred_provider),
-        ("sources", ", ".join(dict.fromkeys(source for place in explanation.places for source in place.sources))),
     ]
 
 
@@ -128,7 +125,6 @@ def _places(explanation: Explanation) -> Table:
         ("operator", lambda place: place.op_type or NOT_KNOWN),
         ("provider", lambda place: named_provider(place.provider)),
         (Column("position"), lambda place: text(place.position)),
-        (Column("partition"), lambda place: text(place.partition)),
         (Column("host ms"), lambda place: decimals(place.host_us_per_run, 1e-3)),
         (Column("share"), lambda place: percent(place.time_share)),
         (Column("output"), lambda place: human_bytes(place.output_bytes)),
@@ -208,15 +204,6 @@ def _kernels(explanation: Explanation) -> Iterator[Section]:
         yield Section(f"kernel{number}", f"Kernel path{phases}: {first.path}{slow}", (pairs("Kernel path", rows),))
 
 
-def _capture(explanation: Explanation) -> Iterator[Section]:
-    """Why it prevents CUDA graph capture."""
-    if explanation.graph_capture:
-        lines = tuple(
-            Line(f"{block.cause_text} ({named_provider(block.provider)})") for block in explanation.graph_capture
-        )
-        yield Section("capture", "CUDA graph capture", lines)
-
-
 def _render_cost(entry: Fallback) -> str:
     """Cost of the fallback."""
     cost = entry.cost
@@ -238,17 +225,6 @@ def _probe_blocks(why: SkippedProvider) -> Iterator[Block]:
         yield from probe_table(f"{count} of this node on {why.provider} {done}", why.variants)
     if why.missing_probes:
         yield Line(why.missing_probes, "missing probes")
-
-
-def _rejections(explanation: Explanation) -> Iterator[Section]:
-    """Rejected parts of the graph that contain this node."""
-    for number, part in enumerate(explanation.rejected_parts):
-        alone = "it fails with only an added Neg" if part.neg_added else "it fails alone"
-        together = alone if len(part.nodes) == 1 else f"these nodes fail together: {name_some(part.nodes, MOST)}"
-        least = "no smaller tried part fails" if part.minimal else "a smaller part may fail"
-        summary = Line(f"{together}; {least}; {plural(part.attempts, 'part')} of the graph tried")
-        title = f"Rejected by {part.provider} in {part.file}"
-        yield Section(f"rejected{number}", title, (summary, Line(part.evidence, "evidence")))
 
 
 def _remarks(explanation: Explanation) -> Iterator[Section]:
@@ -277,8 +253,7 @@ def render_no_single(found: Matches) -> str:
 def headline(explanation: Explanation) -> str:
     """Provider and reason in each phase."""
     if not explanation.places:
-        reason = "rejected by its provider" if explanation.rejected_parts else "other parts of the report name it"
-        return f"{explanation.node}: not in any phase; {reason}"
+        return f"{explanation.node}: not in any phase; other parts of the report name it"
     parts: dict[str, list[str]] = {}
     for phase, places in grouped(explanation.places, lambda place: place.phase).items():
         text = _render_place(explanation, places[0]) if len(places) == 1 else _render_parts(explanation, places)
