@@ -106,8 +106,6 @@ class Step:
     """It runs the missing probes."""
     change: Change | None = None
     """The same change in a probe; None: no probe shows whether the step helps."""
-    changes: bool = True
-    """It may change the placement of nodes."""
 
 
 EXPORT = ("partita", "export", "{checkpoint}", "{out}")
@@ -166,7 +164,6 @@ PROBE = Step(
         (*PLACE, "{setting}", "--probe-seconds", "600", "--report", "again.json"),
     ),
     probes=True,
-    changes=False,
 )
 WITHOUT_OPTIONS = Step(
     "Remove the constraints",
@@ -178,12 +175,10 @@ ASK_PROVIDER = Step(
         "tests {provider} in a separate process and reports the reason if it does not run",
         ("partita", "providers", "{libraries}"),
     ),
-    changes=False,
 )
 ASK_OPTIONS = Step(
     "Look up its options",
     Remedy("lists the options of every provider", ("partita", "providers", "--json")),
-    changes=False,
 )
 
 
