@@ -198,7 +198,7 @@ def pinned_by_user(context: Context) -> Iterator[Finding]:
 
 
 def runtime_inserted(context: Context) -> Iterator[Finding]:
-    """ONNX Runtime added the node: its operator is one of those that it inserts, or its neighbours show it."""
+    """ONNX Runtime inserted the node, as its operator or its neighbours show."""
     inserted = context.op_type in (*MEMCPY_OPS, *LAYOUT) or context.rewritten_with
     if not (context.is_added and context.started and inserted):
         return
