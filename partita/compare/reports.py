@@ -11,6 +11,7 @@ from partita.compare.document import report_headline
 from partita.compare.rows import Comparison, Row, Rule, Side, compare_rows, is_more
 from partita.diagnosis.records import Fallback, SkippedProvider
 from partita.observations.text_format import listing, plural, short_provider
+from partita.partition_reports.copies import is_memcpy, subgraph_copies
 from partita.partition_reports.groups import added_nodes, file_counts, provider_of, ran_by, report_rows
 from partita.partition_reports.outcome import (
     TOO_FEW,
@@ -23,7 +24,6 @@ from partita.partition_reports.outcome import (
     status_of,
     too_few_steps,
 )
-from partita.partition_reports.partitions import is_memcpy, subgraph_copies
 from partita.partition_reports.records import Copy, FileNode, NodePlacement, Phase, Report
 
 RELATED = 0.5
@@ -84,18 +84,18 @@ def _rules(before: Report, after: Report) -> Mapping[str, Rule]:
         }
 
     return {
-        "preferred_provider": Rule(counts=False, is_worse=lambda was, now: not same_preferred),
+        "preferred_provider": Rule(is_worse=lambda was, now: not same_preferred),
         "phases": Rule(is_worse=lambda was, now: bool(was and now and set(was.source) - set(now.source))),
         "outcome": Rule(),
-        "context": Rule(counts=False),
-        "cache": Rule(counts=False, is_worse=_is_cache_lost),
+        "context": Rule(),
+        "cache": Rule(is_worse=_is_cache_lost),
         "nodes": Rule(is_worse=is_lower, details=explain),
         "reasons": Rule(is_worse=lambda was, now: was is None, details=_explain_reason),
         "copies": Rule(details=_describe_copy),
         "copy_count": Rule(is_worse=is_more),
-        "copy_bytes": Rule(counts=False, is_worse=is_more),
-        "figures": Rule(counts=False),
-        "times": Rule(counts=False, details=_spread),
+        "copy_bytes": Rule(is_worse=is_more),
+        "figures": Rule(),
+        "times": Rule(details=_spread),
     }
 
 

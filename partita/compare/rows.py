@@ -88,8 +88,6 @@ class Row:
 class Rule:
     """Comparison of the rows of a section. A missing row is None."""
 
-    counts: bool = True
-    """Whether the records differ if rows of this section differ."""
     is_same: Callable[[Row, Row], bool] = lambda was, now: was.value == now.value
     is_worse: Callable[[Row | None, Row | None], bool] = lambda was, now: False
     """Whether the second row is worse than the first."""

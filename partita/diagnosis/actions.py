@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 from partita.diagnosis.reasons.base import Step
 from partita.diagnosis.reasons.table import REASONS
@@ -17,14 +16,6 @@ CHECKPOINT, PATH = "CHECKPOINT", "PATH"
 """Placeholders for unknown values."""
 KEPT = ("fp16", "bf16", "int8", "int4")
 """Values of --precision that an export has to repeat; a foreign folder may have others."""
-Known = Literal["shown", "shown of some", "untested", "informs"]
-"""Certainty of a step: probes show that it helps all or some nodes; it was not tested; or it changes no placement."""
-SUFFIXES: Mapping[Known, str] = {
-    "shown": "; in an experiment {provider} then supports the node",
-    "shown of some": "; in experiments {provider} then supports some of the nodes",
-    "untested": "; not tested",
-    "informs": "",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +24,7 @@ class Action:
 
     title: str
     remedy: Remedy
-    exports: bool = False
-    """It exports the package again."""
-    queries_provider: bool = False
-    """It queries the provider for the lowerings that it supports."""
-    known: Known = "informs"
+    step: Step
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -46,7 +33,7 @@ class Action:
 
     @property
     def does(self) -> str:
-        """The effect of the command, and whether experiments show that it helps."""
+        """The effect of the command, and experiments that show that it helps."""
         return self.remedy.text
 
 
@@ -114,7 +101,9 @@ def steps_for(
         names = dict.fromkeys(now for each in helped for now in each)
         for now in names if "{now}" in step.remedy.command else ("",):
             count = sum(now in each for each in helped) if now else nodes
-            found.append(_fill(situation, preferred, step, now=now, known=_known(step, count, len(trials))))
+            shown = "" if not count else f"; in an experiment {provider_name(preferred)} then supports "
+            shown += "" if not count else "the node" if count == len(trials) else "some of the nodes"
+            found.append(_fill(situation, preferred, step, now=now, shown=shown))
     return found
 
 
@@ -123,16 +112,6 @@ def _is_of(step: Step, trial: VariantRecord) -> bool:
     change = step.change
     answered = trial.outcome not in ("invalid", "timed_out", "placed")
     return change is not None and answered and trial.factor == change.factor and change.new_value in ("", trial.after)
-
-
-def _known(step: Step, helped: int, nodes: int) -> Known:
-    """The certainty that the step helps, from the number of nodes that it helped in probes.
-
-    A step that queries the provider verifies its own result.
-    """
-    if not step.changes or step.chooses_lowering:
-        return "informs"
-    return "untested" if not helped else "shown" if helped == nodes else "shown of some"
 
 
 def _is_applicable(package: PackageFacts | None, step: Step, preferred: str, unprobed: bool) -> bool:
@@ -146,8 +125,8 @@ def _is_applicable(package: PackageFacts | None, step: Step, preferred: str, unp
     return unprobed or not step.probes
 
 
-def _fill(situation: Situation, preferred: str, step: Step, *, now: str, known: Known) -> Action:
-    """The step with its placeholders filled. `now`: the new value in an experiment."""
+def _fill(situation: Situation, preferred: str, step: Step, *, now: str, shown: str) -> Action:
+    """The step with its placeholders filled. `now`: the new value in an experiment; `shown`: its result."""
     provider, package = provider_name(preferred), situation.package
     blanks = {
         "checkpoint": checkpoint_of(package),
@@ -163,8 +142,7 @@ def _fill(situation: Situation, preferred: str, step: Step, *, now: str, known: 
         "libraries": each("--provider-library", situation.libraries),
     }
     remedy = step.remedy.filled(**blanks)
-    remedy = replace(remedy, text=remedy.text + SUFFIXES[known].format(provider=provider))
-    return Action(step.title.format(**blanks), remedy, step.exports, step.chooses_lowering, known)
+    return Action(step.title.format(**blanks), replace(remedy, text=f"{remedy.text}{shown}"), step)
 
 
 def checkpoint_of(package: PackageFacts | None) -> str:

@@ -39,17 +39,6 @@ GROUNDS: Mapping[Basis, str] = {
 }
 MARK = re.compile(r"""\\?[:'"\],;](?![?*{])""")
 """A character in a pattern that always follows a name."""
-OWN_NAMES = {
-    "MemcpyFromHost": re.compile(r"Memcpy(_token_\d+)?"),
-    "MemcpyToHost": re.compile(r"Memcpy(_token_\d+)?"),
-    "Transpose": re.compile(r"Transpose(_token_\d+)?"),
-    "ReorderInput": re.compile(r"ReorderInput(_token_\d+)?"),
-    "ReorderOutput": re.compile(r"ReorderOutput(_token_\d+)?"),
-    "Cast": re.compile(r"InsertedPrecisionFreeCast_.+"),
-    "QuantizeLinear": re.compile(r"QuantizeLinear(_token_\d+)?|.+_q(_token_\d+)?"),
-    "DequantizeLinear": re.compile(r"DequantizeLinear(_token_\d+)?|.+(_dq|/duplicated)(_token_\d+)?"),
-}
-"""Names of nodes that ONNX Runtime inserts, by operator."""
 CONFIRM = "confirm it on a device of this kind: the dry run could not run the changed node"
 """Added to the remedy for a change that was placed but not run."""
 
@@ -64,8 +53,8 @@ class Context:
     """The preferred provider that the node is not on."""
     provider: str = CPU
     """The node's provider, by ONNX Runtime's name."""
-    is_in_file: bool = True
-    """The ONNX file has a node of this name."""
+    is_added: bool = False
+    """ONNX Runtime added the node: it is not in the ONNX file and does not replace a node of the file."""
     replaces: tuple[str, ...] = ()
     """File nodes whose work the node does."""
     log: tuple[str, ...] = ()
@@ -224,13 +213,6 @@ def _rejected_in_part(context: Context) -> bool:
         return False
     several = len(part.nodes) > 1 and not set(part.nodes).isdisjoint(context.names) and not context.fails_alone
     return several or not set(part.rejected_subgraph_nodes).isdisjoint(context.names)
-
-
-def is_inserted(context: Context) -> bool:
-    """Whether the file has no such node, and its neighbours or its name show that ONNX Runtime added it."""
-    name = OWN_NAMES.get(context.op_type or "")
-    own = name is not None and name.fullmatch(context.node) is not None
-    return not context.is_in_file and (own or bool(context.rewritten_with))
 
 
 def operator_outcome(context: Context, code: ReasonCode) -> str:

@@ -123,7 +123,7 @@ def context_of(
     If a control-flow subgraph has a node of the same name, log lines may be about either node; pins and experiments are
     about the node of the main graph.
     """
-    facts = index.facts.of(skipped.provider)
+    facts, pins = index.facts.of(skipped.provider), index.facts.pins
     names = () if in_subgraph else index.probed_as(name)
     blank = () if in_subgraph else index.blank_log.get(skipped.provider, {}).get(name, ())
     part = _part_of(facts.rejected, names)
@@ -133,12 +133,12 @@ def context_of(
         op_type=op_type,
         provider=provider,
         skipped=skipped,
-        is_in_file=name in index.subgraph_nodes or (not in_subgraph and name in index.file_nodes),
+        is_added=not in_subgraph and name not in index.subgraph_nodes and index.is_added(name),
         replaces=tuple(each for each in names if each != name),
         log=(*blank, *(line for each in dict.fromkeys((name, *names)) for line in index.log.get(each, ()))),
         patterns=facts.patterns,
         session_log=index.graph_log,
-        pin=None if in_subgraph else _pin_of(index, name),
+        pin=next((pins[each] for each in (name, *index.replaces(name)) if each in pins and not in_subgraph), None),
         probe=fullest(facts.probes, names),
         rejected_part=part,
         fails_alone=any(probe.variants and probe.variants[0].outcome in FAILED for probe in inside),
@@ -146,22 +146,6 @@ def context_of(
         is_unnamed=not in_subgraph and name in index.possible_functions,
         rewritten_with=() if in_subgraph else index.rewritten_with.get(name, ()),
     )
-
-
-def _pin_of(index: SessionIndex, name: str) -> str | None:
-    """The pin of a node, or of a node that it replaces; None without one.
-
-    A listed node that ONNX Runtime added when it rewrote pinned nodes has their pin, e.g. the Reshapes around the Gemm
-    that replaces a MatMul and an Add. Nodes added after the list have no pin.
-    """
-    pins = index.facts.pins
-    own = next((pins[each] for each in (name, *index.replaces(name)) if each in pins), None)
-    around = set(index.rewritten_with.get(name, ()))
-    if own is not None or not pins or not around or name not in index.listed_names:
-        return own
-    works = [other for other in index.file_nodes_of if not around.isdisjoint(index.replaces(other))]
-    found = {next((pins[each] for each in (other, *index.replaces(other)) if each in pins), None) for other in works}
-    return found.pop() if len(found) == 1 else None
 
 
 def _part_of(rejected: RejectedPart | None, names: Sequence[str]) -> RejectedPart | None:
@@ -226,7 +210,7 @@ def refused_nodes(facts: SessionFacts, chain: tuple[ChainEntry, ...]) -> tuple[F
 
 def _assigned_outside_chain(index: SessionIndex, allowed: frozenset[str]) -> Iterator[FallbackNode]:
     """Entries of the assignment list outside the chain, including each node without a name."""
-    inside = set(map(id, index.listed_in_subgraphs)) - set(map(id, index.listed_in_either))
+    inside = set(map(id, index.listed_in_subgraphs))
     for node in index.facts.assigned or ():
         if node.provider not in allowed:
             yield node.name, node.op_type, node.provider, id(node) in inside and node.name in index.same_name_nodes

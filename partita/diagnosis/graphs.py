@@ -18,6 +18,8 @@ from partita.observations.facts import AssignedNode, GraphNode
 from partita.observations.names import CPU, RENAMED
 
 MEMCPY_OPS = frozenset({"MemcpyFromHost", "MemcpyToHost"})
+LAYOUT = frozenset({"ReorderInput", "ReorderOutput", "Transpose", "Cast", "QuantizeLinear", "DequantizeLinear"})
+"""Operators that ONNX Runtime adds between other nodes."""
 CONTROL_FLOW = frozenset({"If", "Loop", "Scan", "BeamSearch", "GreedySearch", "Sampling", "WhisperBeamSearch"})
 """Operators of ONNX and com.microsoft with subgraphs that ONNX Runtime runs node by node."""
 FOLDED = frozenset({"Constant", "Shape", "Size"})

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from partita.diagnosis import naming
-from partita.diagnosis.graphs import FOLDED, MEMCPY_OPS, Cut, Nodes, OptimisedGraph, connected, edges
+from partita.diagnosis.graphs import FOLDED, LAYOUT, MEMCPY_OPS, Cut, Nodes, OptimisedGraph, connected, edges
 from partita.observations.facts import GraphNode
 from partita.observations.names import INLINED
 
@@ -22,8 +22,6 @@ MARKS = ("_", "/")
 """Characters that ONNX Runtime appends to a name that it reuses."""
 REMOVABLE = frozenset({"Identity", "Cast"})
 """Operators that ONNX Runtime removes if they have no effect: readers of the output then read the input."""
-LAYOUT = frozenset({"ReorderInput", "ReorderOutput", "Transpose", "Cast", "QuantizeLinear", "DequantizeLinear"})
-"""Operators that ONNX Runtime adds between other nodes."""
 Names = Mapping[str, tuple[str, ...]]
 """Executed node -> file nodes."""
 Owners = Mapping[str, str]
@@ -302,14 +300,7 @@ def _divide(region: _Region, added: Sequence[str], functions: Collection[str]) -
     region.executed_by_file_node.update({node.name: node.name for node in region.executed if node.name in region.names})
     called = region.called_after().items()
     region.executed_by_file_node.update({name: nodes[0].name for name, nodes in called if len(nodes) == 1})
-    for op in dict.fromkeys(node.op_type for node in region.executed):
-        same = [name for name in region.unmatched_file_nodes if region.file.nodes[name].op_type == op]
-        region.pair_in_order([node for node in region.unmatched_executed_nodes if node.op_type == op], same)
     for kind in {node.op_type: node for node in region.executed}.values():
         names = [name for name in region.unmatched_file_nodes if kind.is_related(region.file.nodes[name])]
         region.pair_in_order([node for node in region.unmatched_executed_nodes if node.op_type == kind.op_type], names)
     region.merge([name for name in region.unmatched_file_nodes if name not in functions], added)
-    if len(added) == len(region.executed):
-        free = [node.name for node in region.unmatched_executed_nodes] or added
-        left = (name for name in region.unmatched_file_nodes if name not in functions)
-        region.executed_by_file_node.update(dict.fromkeys(left, free[len(free) // 2]))

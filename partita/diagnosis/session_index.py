@@ -51,11 +51,9 @@ class SessionIndex:
     assignments: dict[str, AssignedNode]
     """Entry of the assignment list by name; for a name of several graphs, the entry of the main graph."""
     listed_names: frozenset[str]
-    """Names of listed nodes that are or may be in the main graph."""
+    """Names of listed nodes in the main graph."""
     listed_in_subgraphs: tuple[AssignedNode, ...]
     """Listed nodes that are or may be in control-flow subgraphs."""
-    listed_in_either: tuple[AssignedNode, ...]
-    """Nodes of `listed_in_subgraphs` that may also be in the main graph."""
     same_name_nodes: frozenset[str]
     """Names of both a node of the order and a node of `listed_in_subgraphs`."""
     events: tuple[NodeEvent, ...]
@@ -170,15 +168,14 @@ def index_session(facts: SessionFacts) -> SessionIndex:
     unfolded = _unfolded_functions(run, functions, joined)
     unnamed_owners = subgraph_nodes.owners(facts, order, unfolded) if facts.subgraph_nodes else {}
     seen_inside = run.inner_names - {event.name for event in run.events}
-    listed = subgraph_nodes.split_list(facts, _main_graph(run), unnamed_owners, seen_inside)
-    assigned = {node.name: node for node in (*listed.in_subgraphs, *listed.main_graph)}
-    ours = set(map(id, listed.main_graph))
-    providers_by_node = collect_providers(facts, run.events, order, run.compiled, listed.main_graph)
+    listed, inner = subgraph_nodes.split_list(facts, _main_graph(run), unnamed_owners, seen_inside)
+    assigned = {node.name: node for node in (*inner, *listed)}
+    providers_by_node = collect_providers(facts, run.events, order, run.compiled, listed)
     parts = {name: unfolded.get(name) or owners for name, owners in functions.items() if not name.startswith(INLINED)}
     parts |= unnamed_owners
     unfolded |= subgraph_nodes.owners_by_name(facts, order, unfolded)
     unfolded |= {name: owners for name, owners in unnamed_owners.items() if len(owners) == 1}
-    joined = joined or _join_in_order(run, providers_by_node, listed.main_graph, unfolded, {*branches, *parts})
+    joined = joined or _join_in_order(run, providers_by_node, listed, unfolded, {*branches, *parts})
     stands_for = {**_fused_in_subgraphs(facts, {*order, *exported}), **unfolded, **joined.file_nodes_of, **branches}
     return SessionIndex(
         facts=facts,
@@ -186,10 +183,9 @@ def index_session(facts: SessionFacts) -> SessionIndex:
         subgraph_nodes={node.name: node for node in facts.subgraph_nodes if node.name},
         modules=frozenset(node.module for node in facts.graph if node.module),
         assignments=assigned,
-        listed_names=frozenset(node.name for node in listed.main_graph),
-        listed_in_subgraphs=listed.in_subgraphs,
-        listed_in_either=tuple(node for node in listed.in_subgraphs if id(node) in ours),
-        same_name_nodes=run.present.intersection(node.name for node in listed.in_subgraphs),
+        listed_names=frozenset(node.name for node in listed),
+        listed_in_subgraphs=inner,
+        same_name_nodes=run.present.intersection(node.name for node in inner),
         events=run.events,
         subgraphs=seen_inside,
         ran={event.name: event for event in run.events},
@@ -208,7 +204,7 @@ def index_session(facts: SessionFacts) -> SessionIndex:
             {name: exported[name] for name in exported if name not in run.present},
             {**functions, **joined.ambiguous},
             stands_for,
-            (node.name for node in listed.main_graph if run.optimised is None),
+            (node.name for node in listed if run.optimised is None),
         ),
         possible_functions=parts,
         blank_log=_blank_log(facts, parts, providers_by_node, assigned),

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from partita.diagnosis import naming
-from partita.diagnosis.graphs import CONTROL_FLOW, MEMCPY_OPS
+from partita.diagnosis.graphs import CONTROL_FLOW
 from partita.diagnosis.inlined_nodes import NUMBERED, by_operator, removed_nodes
 from partita.observations.facts import AssignedNode, GraphNode, NodeEvent, SessionFacts
 from partita.observations.names import INLINED
@@ -134,16 +134,6 @@ def with_file_names(facts: SessionFacts) -> SessionFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeList:
-    """The list in two parts; an entry without evidence is in both."""
-
-    main_graph: tuple[AssignedNode, ...]
-    """Entries of the main graph, before or after later optimisations."""
-    in_subgraphs: tuple[AssignedNode, ...]
-    """Entries that are or may be in control-flow subgraphs."""
-
-
-@dataclass(frozen=True, slots=True)
 class MainGraph:
     """The executed main graph, by node name."""
 
@@ -157,8 +147,10 @@ class MainGraph:
     """Whether a node of it may be control flow."""
 
 
-def split_list(facts: SessionFacts, main: MainGraph, inner_names: Collection[str], ran: Collection[str]) -> NodeList:
-    """The assignment list, in two parts.
+def split_list(
+    facts: SessionFacts, main: MainGraph, inner_names: Collection[str], ran: Collection[str]
+) -> tuple[tuple[AssignedNode, ...], tuple[AssignedNode, ...]]:
+    """The entries of the assignment list in the main graph, and those in control-flow subgraphs.
 
     Args:
         facts: The facts of one session.
@@ -168,16 +160,7 @@ def split_list(facts: SessionFacts, main: MainGraph, inner_names: Collection[str
     """
     listed = facts.assigned or ()
     if not (main.has_subgraphs if facts.optimised is None else any(node.subgraph_nodes for node in facts.optimised)):
-        return NodeList(listed, ())
-    groups: dict[Key, list[int]] = {}
-    ours, theirs = set[int](), set[int]()
-    for place, node in enumerate(listed):
-        if node in main.compiled:
-            ours.add(place)
-        elif node.name and node.name in inner_names:
-            theirs.add(place)
-        else:
-            groups.setdefault(_key(node.name, node.op_type), []).append(place)
+        return listed, ()
     in_main, in_subgraphs = (
         Counter(node.name for node in nodes if node.name) for nodes in (facts.graph, facts.subgraph_nodes)
     )
@@ -194,60 +177,41 @@ def split_list(facts: SessionFacts, main: MainGraph, inner_names: Collection[str
         known = naming.replaced_by(name, names)
         return bool(known) and known[-1] not in below
 
+    inner = {place for place, node in enumerate(listed) if node.name and node.name in inner_names}
+    groups: dict[tuple[str, str], list[int]] = {}  # nodes without a name are distinguished by operator
+    for place, node in enumerate(listed):
+        if place not in inner and node not in main.compiled:
+            groups.setdefault((node.name, "" if node.name else node.op_type), []).append(place)
     counts = in_main - Counter(node.name for node in main.compiled)
-    inner = Counter(
-        _key(node.name, node.op_type)
-        for holder in facts.optimised or ()
-        for node in holder.subgraph_nodes
-        if node.op_type not in MEMCPY_OPS
-    )
-    is_final = facts.optimised is not None and groups.keys() >= inner.keys()  # the list has every node of a subgraph
-    for key, places in groups.items():
-        name, _ = key
-        chosen, similar = _main_share(listed, places, main.counts.get(name, 0), main)
-        rest = [place for place in places if place not in chosen]
-        if is_of_main(name) or (is_final and not inner[key] and not in_subgraphs[name]):
+    for (name, _), places in groups.items():
+        rest = _without_main(listed, places, main)
+        if is_of_main(name):
             inside = 0
         elif counts[name] and in_subgraphs[name]:
             inside = min(len(rest), in_subgraphs[name])
         else:
-            inside = max(len(places) - max(len(chosen), counts[name]), 0)
-        ours |= {*similar, *rest[inside:]}
-        theirs.update(rest[:inside])
-    return NodeList(
-        main_graph=tuple(node for place, node in enumerate(listed) if place in ours),
-        in_subgraphs=tuple(node for place, node in enumerate(listed) if place in theirs),
-    )
+            inside = max(min(len(rest), len(places) - counts[name]), 0)
+        inner.update(rest[:inside])
+    found: tuple[list[AssignedNode], list[AssignedNode]] = ([], [])
+    for place, node in enumerate(listed):
+        found[place in inner].append(node)
+    return tuple(found[0]), tuple(found[1])
 
 
-Key = tuple[str, str]
-"""The name and an empty operator, or for unnamed nodes an empty name and the operator."""
-
-
-def _key(name: str, op_type: str) -> Key:
-    """Nodes without a name are distinguished by operator."""
-    return (name, "") if name else ("", op_type)
-
-
-def _main_share(
-    listed: Sequence[AssignedNode], places: Sequence[int], count: int, main: MainGraph
-) -> tuple[set[int], set[int]]:
-    """The most similar entries of a name, as many as the main graph has; and these with equally similar entries.
+def _without_main(listed: Sequence[AssignedNode], places: Sequence[int], main: MainGraph) -> list[int]:
+    """The entries of a name without the most similar ones, as many as the main graph has.
 
     ONNX Runtime partitions the subgraphs before the graph, one provider after the other, so the last entry on a
     provider is in the main graph.
     """
-    if not count or not places:
-        return set(), set()
     name = listed[places[0]].name
     op, provider = main.op_types.get(name), main.providers.get(name)
-
-    def likeness(place: int) -> tuple[bool, bool]:
-        return listed[place].op_type == op, listed[place].provider == provider
-
     homes = sorted({listed[place].provider for place in places}, reverse=True)
-    ranked = sorted(places, key=lambda place: (*likeness(place), homes.index(listed[place].provider), place))
-    chosen = set(ranked[-count:])
-    least = min(map(likeness, chosen))
-    doubtful = least[1] is False and provider is None
-    return chosen, chosen | {place for place in places if doubtful and likeness(place) == least}
+
+    def likeness(place: int) -> tuple[bool, bool, int, int]:
+        entry = listed[place]
+        return entry.op_type == op, entry.provider == provider, homes.index(entry.provider), place
+
+    ranked = sorted(places, key=likeness)
+    chosen = set(ranked[len(ranked) - min(main.counts.get(name, 0), len(ranked)) :])
+    return [place for place in places if place not in chosen]

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from partita.diagnosis.reasons.table import describe_rank
 from partita.diagnosis.records import Fallback, SkippedProvider
 from partita.explain.node_explanation import Explanation, Matches, Place
-from partita.observations.facts import AS_IS
 from partita.observations.names import UNKNOWN
 from partita.observations.text_format import (
     NOT_KNOWN,
@@ -36,7 +35,7 @@ from partita.partition_reports.sections.model import (
     pairs,
     table,
 )
-from partita.partition_reports.sections.shared import REASONS_PAGE, copied_bytes
+from partita.partition_reports.sections.shared import REASONS_PAGE, copied_bytes, probe_table
 
 MOST = 40
 """Maximum listed names; the JSON has all."""
@@ -61,8 +60,6 @@ def document(found: Explanation | Matches) -> Document:
             *_copies_caused(found),
             *_reasons(found),
             *_kernels(found),
-            *_capture(found),
-            *_rejections(found),
             *_remarks(found),
         ),
     )
@@ -113,7 +110,6 @@ def _identity(explanation: Explanation) -> list[tuple[str, str | None]]:
         ("layer", None if explanation.layer is None else str(explanation.layer)),
         ("source line", explanation.source_line),
         ("preferred provider", explanation.preferred_provider),
-        ("sources", ", ".join(dict.fromkeys(source for place in explanation.places for source in place.sources))),
     ]
 
 
@@ -129,7 +125,6 @@ def _places(explanation: Explanation) -> Table:
         ("operator", lambda place: place.op_type or NOT_KNOWN),
         ("provider", lambda place: named_provider(place.provider)),
         (Column("position"), lambda place: text(place.position)),
-        (Column("partition"), lambda place: text(place.partition)),
         (Column("host ms"), lambda place: decimals(place.host_us_per_run, 1e-3)),
         (Column("share"), lambda place: percent(place.time_share)),
         (Column("output"), lambda place: human_bytes(place.output_bytes)),
@@ -184,7 +179,7 @@ def _reasons(explanation: Explanation) -> Iterator[Section]:
             rows = [(f"evidence ({reason.evidence_kind})", reason.evidence), ("remedy", reason.remedy)]
             rows += [] if at else [(f"cost{in_phases([entry.phase])}", _render_cost(entry)) for entry in entries]
             rows.append(("see", f"{REASONS_PAGE}#{reason.reason}"))
-            blocks = (pairs("Reason", rows), *_probe_table(reason), *_lower_reasons(reason))
+            blocks = (pairs("Reason", rows), *_probe_blocks(reason), *_lower_reasons(reason))
             yield Section(f"why{number}-{at}", f"{title}: {reason.reason}", blocks)
 
 
@@ -209,15 +204,6 @@ def _kernels(explanation: Explanation) -> Iterator[Section]:
         yield Section(f"kernel{number}", f"Kernel path{phases}: {first.path}{slow}", (pairs("Kernel path", rows),))
 
 
-def _capture(explanation: Explanation) -> Iterator[Section]:
-    """Why it prevents CUDA graph capture."""
-    if explanation.graph_capture:
-        lines = tuple(
-            Line(f"{block.cause_text} ({named_provider(block.provider)})") for block in explanation.graph_capture
-        )
-        yield Section("capture", "CUDA graph capture", lines)
-
-
 def _render_cost(entry: Fallback) -> str:
     """Cost of the fallback."""
     cost = entry.cost
@@ -230,37 +216,15 @@ def _render_cost(entry: Fallback) -> str:
     return f"{', '.join(parts)}; {word}: {cost.harmless_reason}"
 
 
-def _probe_table(why: SkippedProvider) -> Iterator[Block]:
-    """Probes as a table of changes and outcomes, with the messages below it."""
+def _probe_blocks(why: SkippedProvider) -> Iterator[Block]:
+    """Probes, and why some are missing."""
     if why.variants:
         new = sum(not trial.cached for trial in why.variants)
         done = f"({new} in this run, {len(why.variants) - new} from the cache)"
-        quoted = list(dict.fromkeys(trial.message for trial in why.variants if trial.message))
-        rows = [
-            (
-                "unchanged" if trial.factor == AS_IS else trial.factor.replace("_", " "),
-                trial.change,
-                trial.outcome.replace("_", " "),
-                f"[{quoted.index(trial.message) + 1}]" if trial.message else "",
-            )
-            for trial in why.variants
-        ]
-        heads = ("property", "change", "outcome", Column("message"))
-        yield table(f"{plural(len(rows), 'probe')} of this node on {why.provider} {done}", heads, rows)
-        yield from (Line(f"[{number}] {text}") for number, text in enumerate(quoted, 1))
+        count = plural(len(why.variants), "probe")
+        yield from probe_table(f"{count} of this node on {why.provider} {done}", why.variants)
     if why.missing_probes:
         yield Line(why.missing_probes, "missing probes")
-
-
-def _rejections(explanation: Explanation) -> Iterator[Section]:
-    """Rejected parts of the graph that contain this node."""
-    for number, part in enumerate(explanation.rejected_parts):
-        alone = "it fails with only an added Neg" if part.neg_added else "it fails alone"
-        together = alone if len(part.nodes) == 1 else f"these nodes fail together: {name_some(part.nodes, MOST)}"
-        least = "no smaller tried part fails" if part.minimal else "a smaller part may fail"
-        summary = Line(f"{together}; {least}; {plural(part.attempts, 'part')} of the graph tried")
-        title = f"Rejected by {part.provider} in {part.file}"
-        yield Section(f"rejected{number}", title, (summary, Line(part.evidence, "evidence")))
 
 
 def _remarks(explanation: Explanation) -> Iterator[Section]:
@@ -289,8 +253,7 @@ def render_no_single(found: Matches) -> str:
 def headline(explanation: Explanation) -> str:
     """Provider and reason in each phase."""
     if not explanation.places:
-        reason = "rejected by its provider" if explanation.rejected_parts else "other parts of the report name it"
-        return f"{explanation.node}: not in any phase; {reason}"
+        return f"{explanation.node}: not in any phase; other parts of the report name it"
     parts: dict[str, list[str]] = {}
     for phase, places in grouped(explanation.places, lambda place: place.phase).items():
         text = _render_place(explanation, places[0]) if len(places) == 1 else _render_parts(explanation, places)

@@ -10,17 +10,16 @@ from pydantic import Field
 from partita.diagnosis.records import Fallback, KernelPath
 from partita.messages import nearest
 from partita.observations.names import CPU, UNKNOWN
-from partita.observations.records import PhaseName, Record, Source
+from partita.observations.records import PhaseName, Record
 from partita.observations.text_format import clean
 from partita.partition_reports.groups import provider_of, ran_by, share_of, total_us
 from partita.partition_reports.outcome import active_of, failure_of, fallbacks_of
-from partita.partition_reports.records import Copy, FileNode, NodePlacement, Phase, RejectedPart, Report, SourceConflict
-from partita.partition_reports.request_records import BlockingNode
+from partita.partition_reports.records import Copy, FileNode, NodePlacement, Phase, Report, SourceConflict
 
 PlaceKind = Literal["runs", "replaced", "copy", "border", "subgraph", "folded", "listed"]
 """`runs`: a node of the plan. `replaced`: run by a fused node, or as the nodes of a function. `copy`: a Memcpy node.
 `border`: a copied session input or output. `subgraph`: in a control-flow subgraph. `folded`: a file node that ONNX
-Runtime folded, or whose executed node is unknown. `listed`: only in a reason, a rejection or a conflict of sources."""
+Runtime folded, or whose executed node is unknown. `listed`: only in a reason."""
 
 
 class Place(Record):
@@ -34,8 +33,6 @@ class Place(Record):
     position: int | None = None
     op_type: str | None
     provider: str | None
-    sources: tuple[Source, ...] = ()
-    partition: int | None = None
     replaces: tuple[str, ...] = ()
     """File nodes that the plan node runs, without one of its own name."""
     host_us_per_run: float | None = None
@@ -66,10 +63,6 @@ class Explanation(Record):
     """Why it, or the fused node that contains it, is not on the preferred provider, with all probes."""
     kernel_paths: tuple[KernelPath, ...] = ()
     """The kernels that ran it, or the fused node that contains it."""
-    rejected_parts: tuple[RejectedPart, ...]
-    """Rejected parts of the graph that contain it."""
-    graph_capture: tuple[BlockingNode, ...]
-    """Why it prevents CUDA graph capture."""
     conflicts: tuple[SourceConflict, ...]
     notes: tuple[str, ...]
     run_failure: str | None = None
@@ -154,15 +147,7 @@ def _names(report: Report) -> Iterator[str]:
         yield from (copy.name for copy in phase.copies)
         yield from (node.name for node in (phase.subgraphs.on_cpu if phase.subgraphs else ()))
     yield from (entry.node for entry in report.fallbacks)
-    yield from (name for part in report.rejected_parts for name in part.nodes)
     yield from (entry.node for entry in report.conflicts)
-    yield from (entry.node for entry in _blocking(report))
-
-
-def _blocking(report: Report) -> Iterator[BlockingNode]:
-    """Nodes that prevent CUDA graph capture."""
-    for verdict in (report.dry_run.graph_capture or ()) if report.dry_run is not None else ():
-        yield from verdict.blocking
 
 
 def matches(report: Report, fitting: list[str]) -> Iterator[Match]:
@@ -216,8 +201,6 @@ def explain(report: Report, name: str) -> Explanation:
         places=places,
         fallbacks=fallbacks,
         kernel_paths=tuple(entry for entry in report.kernel_paths if (entry.phase, entry.node, entry.provider) in here),
-        rejected_parts=tuple(part for part in report.rejected_parts if runs_in & set(part.nodes)),
-        graph_capture=tuple(dict.fromkeys(entry for entry in _blocking(report) if entry.node in runs_in)),
         conflicts=tuple(entry for entry in report.conflicts if entry.node in runs_in),
         notes=tuple(notes(report, name, runs_in)),
         run_failure=failure_of(report),
@@ -247,9 +230,9 @@ def _places_in(report: Report, phase: Phase, name: str) -> Iterator[Place]:
     def outside(kind: PlaceKind, node: str, op_type: str | None, provider: str | None) -> Place:
         return Place(phase=phase.name, file=phase.file, kind=kind, node=node, op_type=op_type, provider=provider)
 
-    executed = [(at, node) for at, node in enumerate(phase.nodes) if node.name in names]
+    executed = [node for node in phase.nodes if node.name in names]
     if executed:
-        yield from (_in_plan(phase, node, position, name) for position, node in executed)
+        yield from (_in_plan(phase, node, name) for node in executed)
         for part in phase.subgraphs.function_nodes if phase.subgraphs else ():
             if part.name in names:
                 yield outside("subgraph", part.name, part.op_type, part.provider)
@@ -261,24 +244,22 @@ def _places_in(report: Report, phase: Phase, name: str) -> Iterator[Place]:
     inner = next((node for node in (phase.subgraphs.on_cpu if phase.subgraphs else ()) if node.name == name), None)
     listed = next((entry for entry in report.fallbacks if (entry.phase, entry.node) == (phase.name, name)), None)
     if copy is not None:
-        yield outside("border", name, None, None).model_copy(update={"copy_performed": copy, "sources": (copy.source,)})
+        yield outside("border", name, None, None).model_copy(update={"copy_performed": copy})
     elif inner is not None:
         yield outside("subgraph", name, inner.op_type, CPU)
     elif listed is not None:
         yield outside("listed", name, listed.op_type, listed.provider)
 
 
-def _in_plan(phase: Phase, node: NodePlacement, position: int, name: str) -> Place:
+def _in_plan(phase: Phase, node: NodePlacement, name: str) -> Place:
     """The place of a plan node that is, or contains, the node called `name`."""
     made = next((copy for copy in phase.copies if copy.kind == "memcpy_node" and copy.name == node.name), None)
-    part = next((p for p in phase.partitions if p.first_position <= position < p.first_position + p.nodes), None)
     return Place.copy_of(
         node,
         phase=phase.name,
         file=phase.file,
         kind="replaced" if node.name != name else "copy" if made else "runs",
         node=node.name,
-        partition=part.index if part else None,
         replaces=tuple(row.name for row in ran_by(phase).get(node.name, ()) if row.name != node.name),
         time_share=share_of(node.host_us_per_run, total_us(phase.nodes)),
         copy=made,

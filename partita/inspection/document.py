@@ -24,6 +24,7 @@ from partita.partition_reports.sections.model import (
     Head,
     Line,
     Section,
+    fields_of,
     numbers,
     pairs,
     table,
@@ -74,37 +75,14 @@ def _findings(found: Inspection) -> Iterator[Line]:
 
 
 def _model(found: Inspection) -> Section | None:
-    model = found.model
-    rows = (
-        ("type", model.model_type),
-        ("architecture", model.architecture),
-        ("parameters", None if model.parameters is None else f"{model.parameters:,}"),
-        ("precision", model.precision),
-        ("attention", model.attention),
-        ("layout", model.layout),
-        ("omitted", model.omitted or None),
-    )
-    shown = pairs("Model", rows)
+    shown = pairs("Model", fields_of(found.model))
     return Section("model", "Model", (shown,)) if shown.rows else None
 
 
 def _graph(graph: GraphFacts) -> Section:
     """Operators, operator sets, inputs and outputs of one file."""
     opsets = ", ".join(f"{domain_name(domain)} {version}" for domain, version in sorted(graph.opsets.items()))
-    inner = f", {graph.subgraph_nodes:,} in control-flow subgraphs" if graph.subgraph_nodes else ""
-    functions = f", {plural(graph.functions, 'local function')}" if graph.functions else ""
-    phase = "prefill and decode" if graph.phase == "any" else graph.phase
-    if phase is not None and graph.sequence_length is not None:
-        phase += f", {plural(graph.sequence_length, 'token')} per run"
-    rows = [
-        ("variant", graph.variant),
-        ("nodes", f"{graph.nodes:,}{inner}{functions}"),
-        ("opsets", f"{opsets}; IR version {graph.ir_version}"),
-        ("producer", graph.producer or None),
-        ("file", human_bytes(graph.size_bytes)),
-        ("weights in", name_some(graph.data_files) or None),
-        ("phase", phase),
-    ]
+    rows = [*fields_of(graph, "file", "opsets", "metadata"), ("opsets", opsets)]
     for domain in dict.fromkeys(entry.domain for entry in graph.operators):
         counts = {entry.operator: entry.nodes for entry in graph.operators if entry.domain == domain}
         rows.append((f"of {domain_name(domain)}", tally(counts, OPERATORS)))
@@ -133,18 +111,7 @@ def _contract(found: Inspection) -> Section | None:
     if contract is None:
         none = "none: no manifest, and the layout could not be inferred"
         return Section("contract", "Contract", (Line(none),)) if found.kind.startswith("onnx") else None
-    prompts = "in chunks" if contract.appends_chunks else "in one run; later tokens one by one"
-    if contract.symbolic_batch:
-        prompts = "in chunks, rows independent"
-    rows = (
-        ("from", contract.source),
-        ("batch size", str(contract.batch_size)),
-        ("max length", f"{contract.max_length:,} tokens"),
-        ("vocabulary", f"{contract.vocab_size:,}"),
-        ("prompts", prompts),
-        ("recomputed", None if contract.recompute_above is None else f"beyond {contract.recompute_above:,} tokens"),
-    )
-    return Section("contract", "Contract", (pairs("Contract", rows),))
+    return Section("contract", "Contract", (pairs("Contract", fields_of(contract)),))
 
 
 def _foreign(found: Inspection) -> Section | None:
@@ -152,16 +119,8 @@ def _foreign(found: Inspection) -> Section | None:
     foreign = found.foreign
     if foreign is None:
         return None
-    rows = [
-        ("layout", foreign.layout),
-        ("variant", foreign.variant or None),
-        ("others", name_some(foreign.candidates) or None),
-        ("producer", foreign.producer or None),
-        ("adapters", name_some(foreign.adapters) or None),
-        ("adapter inputs", plural(foreign.adapter_inputs, "optional input") if foreign.adapter_inputs else None),
-    ]
     ports = [(port.name, port.meaning, port.source) for port in foreign.ports]
-    blocks: list[Block] = [pairs("Layout", rows)]
+    blocks: list[Block] = [pairs("Layout", fields_of(foreign, "notes"))]
     if ports:
         heads = ("input or output", "meaning", "source")
         shown = table("Ports", heads, ports, obvious=True, most=ROWS, rest=_more)
@@ -231,16 +190,7 @@ def _modules(modules: Sequence[ModulePrecision]) -> Section | None:
 
 def _provenance(found: Inspection) -> Section | None:
     made = found.provenance
-    rows = (
-        ("checkpoint", made.checkpoint),
-        ("checkpoint dtype", made.dtype),
-        ("made", made.created),
-        ("with", ", ".join(f"{name} {version}" for name, version in made.toolchain.items())),
-        ("for", made.target),
-        ("verified", made.verification),
-        ("quality", made.quality),
-    )
-    shown = pairs("Provenance", rows)
+    shown = pairs("Provenance", fields_of(made))
     blocks: tuple[Block, ...] = (shown,) if shown.rows else ()
     if made.source_files:
         heads = ("file of the checkpoint", Column("bytes"), "SHA-256")
@@ -277,18 +227,9 @@ def _files(found: Inspection) -> Section | None:
 
 def _companions(found: Inspection) -> Section:
     """Tokenizer and licence."""
-    tokenizer, licence = found.tokenizer, found.licence
-    size = "" if tokenizer.vocabulary is None else f", {tokenizer.vocabulary:,} entries"
-    template = ", with a chat template" if tokenizer.chat_template else ""
-    model = f"{tokenizer.model}, " if tokenizer.model else ""
-    kind = "none" if tokenizer.kind == "none" else f"{model}loaded by {tokenizer.kind}{size}{template}"
-    rows = (
-        ("tokenizer", kind),
-        ("special", ", ".join(f"{name} {token}" for name, token in tokenizer.special.items())),
-        ("licence", f"unknown: {licence.source}" if licence.name is None else f"{licence.name} ({licence.source})"),
-        ("licence text", licence.link),
-    )
-    return Section("companions", "Tokenizer and licence", (pairs("Tokenizer and licence", rows),))
+    tokenizer = pairs("Tokenizer", fields_of(found.tokenizer, "files"))
+    licence = [("licence", found.licence.name or "unknown"), *fields_of(found.licence, "name", prefix="licence ")]
+    return Section("companions", "Tokenizer and licence", (tokenizer, pairs("Licence", licence)))
 
 
 MAIN = "ai.onnx"

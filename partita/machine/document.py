@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from partita.machine.records import MachineReport
-from partita.observations.text_format import decimals, human_bytes, listing, plural
+from partita.observations.text_format import decimals, listing, plural
 from partita.partition_reports.render.show import Views
-from partita.partition_reports.sections.model import Block, Column, Document, Line, Section, pairs, table
+from partita.partition_reports.sections.model import Block, Column, Document, Line, Section, fields_of, pairs, table
 
 SHOWN = ("ep.version", "ep.full_device_name", "description", "ep.compatibility")
 """Device metadata shown in the view; --json has all of it."""
@@ -42,19 +42,12 @@ def _findings(report: MachineReport) -> Iterator[Line]:
 
 def _runtime(report: MachineReport) -> Section:
     """Versions and GPUs."""
-    runtime = report.onnxruntime
-    cudnn = f", cuDNN {runtime.cudnn}" if runtime.cudnn else ""
-    rows = [
-        ("package", ", ".join(runtime.packages) or "not installed as a package"),
-        ("version", runtime.version or "cannot be imported"),
-        ("built with", f"CUDA {runtime.cuda}{cudnn}" if runtime.cuda else "no CUDA"),
-        ("plugins", ", ".join(f"{name} {version}" for name, version in report.plugins.items()) or "none installed"),
-    ]
+    plugins = ", ".join(f"{name} {version}" for name, version in report.plugins.items())
+    rows = [*fields_of(report.onnxruntime), ("plugins", plugins or "none installed")]
     if report.gpus is None:
         rows.append(("NVIDIA GPUs", "unknown: no driver responds, or nvidia-ml-py is not installed"))
     for gpu in report.gpus or ():
-        newest = f", CUDA up to {gpu.cuda_driver}" if gpu.cuda_driver else ""
-        rows.append(("NVIDIA GPU", f"{gpu.name}, {human_bytes(gpu.memory_bytes)}, driver {gpu.driver}{newest}"))
+        rows += fields_of(gpu, prefix="NVIDIA GPU: ")
     return Section("runtime", "ONNX Runtime", (pairs("ONNX Runtime", rows),))
 
 

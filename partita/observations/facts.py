@@ -32,10 +32,6 @@ class GraphNode:
     """Nodes in its control-flow subgraphs at any depth; set for nodes of an optimised graph only."""
     subgraph_attribute: str = ""
     """The attribute whose subgraph contains it: `then_branch`; empty in the main graph."""
-    matrix: str = ""
-    """Element type of its largest constant input of rank 2 or more, e.g. bfloat16; empty for none. Set for nodes of the
-    file only.
-    """
     form: tuple[tuple[str, str], ...] = ()
     """Attributes, types and constants that may select a kernel: facts of a `KernelRow`."""
 
@@ -328,8 +324,6 @@ class StepFact:
     """Input tokens of all rows without padding and finished rows; None if every row has `tokens`."""
     is_repeated: bool = False
     """The step recomputed earlier tokens; the last recomputing step also returned a new token."""
-    width: int = 0
-    """Sequence length of the step, including padding and rejected draft tokens; 0 if not counted."""
     drafted: int = 0
     """Verified draft tokens of all rows."""
     accepted: int = 0

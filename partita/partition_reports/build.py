@@ -13,10 +13,10 @@ from partita.observations.facts import RunFacts, SessionFacts, StateFact, StepFa
 from partita.observations.records import ChainEntry, Environment, PackageFacts, PhaseName, Source
 from partita.observations.text_format import name_some, plural
 from partita.partition_reports import dry_run
+from partita.partition_reports.copies import find_copies, find_partitions
 from partita.partition_reports.cost import phase_cost, tokens_per_run, with_costs
 from partita.partition_reports.groups import find_file_nodes, share_of, total_us, with_groups
 from partita.partition_reports.outcome import summarise
-from partita.partition_reports.partitions import find_copies, find_partitions
 from partita.partition_reports.placement import find_conflicts, find_subgraphs, in_layers, place_nodes
 from partita.partition_reports.records import (
     Cache,
@@ -120,7 +120,7 @@ def _build_phase(
         times = dry_run.without_values(index, times)
     speed = step_times(steps, name, rows)
     nodes = place_nodes(index, times)
-    partitions, copies = find_partitions(index, name, nodes, times), find_copies(index, name, nodes)
+    partitions, copies = find_partitions(nodes), find_copies(index, name, nodes)
     nodes, subgraphs = in_layers(index, nodes, copies), find_subgraphs(index)
     file_nodes = find_file_nodes(
         index, nodes, subgraphs.function_nodes if subgraphs is not None else (), [entry.provider for entry in chain]
@@ -202,21 +202,15 @@ def _fewest(counts: Sequence[int | None]) -> int | None:
     return min(known) if known and len(known) == len(counts) else None
 
 
-def _plan_notes(indexes: Sequence[SessionIndex]) -> tuple[str, ...]:
+def _plan_notes(indexes: Sequence[SessionIndex]) -> Iterator[str]:
     """One sentence per session whose nodes or order do not come from a single-stream plan."""
-    notes = []
     for index in indexes:
-        streams = index.facts.plan
-        if streams is None:
-            notes.append(
-                f"{index.facts.file}: ONNX Runtime wrote no plan; nodes and their order come from {index.order_source}"
-            )
-        elif len(streams) > 1:
-            order = "nodes are in the order of the last profiled run"
-            if not index.events:
-                order = "nodes are listed stream by stream, because no run was profiled"
-            notes.append(f"{index.facts.file}: the plan has {len(streams)} streams; {order}")
-    return tuple(notes)
+        if index.facts.plan is None:
+            source = index.order_source
+            yield f"{index.facts.file}: ONNX Runtime wrote no plan; nodes and their order come from {source}"
+        elif len(index.facts.plan) > 1:
+            order = "in the order of the last profiled run" if index.events else "listed stream by stream"
+            yield f"{index.facts.file}: the plan has {len(index.facts.plan)} streams; nodes are {order}"
 
 
 def find_rejected(sessions: Sequence[SessionFacts], chain: Sequence[ChainEntry]) -> tuple[RejectedPart, ...]:
@@ -230,56 +224,31 @@ def find_rejected(sessions: Sequence[SessionFacts], chain: Sequence[ChainEntry])
     )
 
 
-NO_DATA = "no data in this run"
-
-
 def state_sources(facts: RunFacts, indexes: Sequence[SessionIndex]) -> tuple[SourceStatement, ...]:
-    """One statement per source, available or not."""
-    return tuple(
-        SourceStatement(source=source, available=available, covers=covers if available else f"{NO_DATA}{reason}")
-        for source, available, covers, reason in (*_graph_sources(facts, indexes), *_run_sources(facts, indexes))
-    )
-
-
-Coverage = tuple[Source, bool, str, str]
-"""Source, whether it is available, what it covers, and a suffix with the reason if it is not available."""
-
-
-def _graph_sources(facts: RunFacts, indexes: Sequence[SessionIndex]) -> Iterator[Coverage]:
-    """Coverage of the graphs, over all files."""
+    """One statement per source, available or not, with the amount of its data over all files."""
     sessions = facts.sessions
-    nodes = sum(len(session.graph) for session in sessions)
-    yield "model_file", nodes > 0, plural(nodes, "node"), ""
-    graphs = [index.optimised for index in indexes if index.optimised is not None]
+    providers = [known for session in sessions for known in session.providers.values()]
+    rejected = sum(len(known.rejected.parts) for known in providers if known.rejected is not None)
+    amounts: tuple[tuple[Source, int, str], ...] = (
+        ("model_file", sum(len(session.graph) for session in sessions), "node"),
+        ("optimised_model", sum(len(index.optimised.nodes) for index in indexes if index.optimised), "node"),
+        ("plan_file", sum(len(index.order) for index in indexes if index.facts.plan is not None), "node"),
+        ("assignment", sum(len(session.assigned or ()) for session in sessions), "node"),
+        ("profile", sum(len(session.events) for session in sessions), "node execution"),
+        ("native_log", sum(len(session.log) for session in sessions), "line"),
+        ("probe", sum(len(known.probes) for known in providers) + rejected, "probed node or part"),
+        ("memory_info", sum(len(session.ports) for session in sessions), "graph port"),
+        ("binding", len(facts.states), "state buffer"),
+        ("clock", len(facts.steps), "step"),
+        ("process", int(facts.memory.peak_rss_bytes is not None), "process"),
+    )
     missing = "; ".join(dict.fromkeys(filter(None, (session.optimised_missing_reason for session in sessions))))
-    covers = plural(sum(len(graph.nodes) for graph in graphs), "node") + (f"; {missing}" if missing else "")
-    yield "optimised_model", bool(graphs), covers, f": {missing}" if missing else ""
-    planned = [index for index in indexes if index.facts.plan is not None]
-    yield "plan_file", bool(planned), plural(sum(len(index.order) for index in planned), "node"), ""
-    listed = [len(session.assigned) for session in sessions if session.assigned is not None]
-    yield "assignment", bool(listed), plural(sum(listed), "node"), ""
-
-
-def _run_sources(facts: RunFacts, indexes: Sequence[SessionIndex]) -> Iterator[Coverage]:
-    """Coverage of profile, log, probes, memory and clock, over all files."""
-    events = sum(len(session.events) for session in facts.sessions)
-    runs = sum(len(session.runs) for session in facts.sessions)
-    yield "profile", bool(events), f"{plural(events, 'node execution')} in {plural(runs, 'session run')}", ""
-    lines = sum(len(session.log) for session in facts.sessions)
-    named = plural(sum(len(index.log) for index in indexes), "node")
-    yield "native_log", bool(lines), f"{plural(lines, 'line')} of session creation, which name {named}", ""
-    providers = [known for session in facts.sessions for known in session.providers.values()]
-    probed = sum(len(known.probes) for known in providers)
-    parts = sum(len(known.rejected.parts) for known in providers if known.rejected is not None)
-    found = f"; {plural(parts, 'rejected part')} found by bisection" if parts else ""
-    yield "probe", bool(probed or parts), f"probes of {plural(probed, 'node')}{found}", ": no probes"
-    ports = sum(len(session.ports) for session in facts.sessions)
-    yield "memory_info", bool(ports), f"graph inputs and outputs: {ports}", ""
-    states = plural(len(facts.states), "state buffer")
-    yield "binding", bool(facts.states), f"{states}, compared by address", ""
-    yield "clock", bool(facts.steps), plural(len(facts.steps), "step"), ""
-    resident = facts.memory.peak_rss_bytes is not None
-    yield "process", resident, "resident memory before and after loading, and its peak", ""
+    found = []
+    for source, amount, noun in amounts:
+        covers = plural(amount, noun) if amount else "no data in this run"
+        covers += f"; {missing}" if missing and source == "optimised_model" else ""
+        found.append(SourceStatement(source=source, available=amount > 0, covers=covers))
+    return tuple(found)
 
 
 SHOWN_NAMES = 3

@@ -11,8 +11,8 @@ from partita.diagnosis.session_index import SessionIndex
 from partita.observations.names import UNKNOWN
 from partita.observations.records import ChainEntry, PhaseName
 from partita.observations.text_format import percent, plural
+from partita.partition_reports.copies import is_memcpy
 from partita.partition_reports.groups import is_about, provider_of, report_rows, share_of, total_us
-from partita.partition_reports.partitions import SESSION, is_memcpy
 from partita.partition_reports.records import Copy, NodePlacement, Partition, Phase, PhaseCost
 
 HARMLESS_SHARE = 0.01
@@ -32,14 +32,10 @@ def phase_cost(
     partitions: Sequence[Partition], copies: Sequence[Copy], tokens: int | None, *, timed: bool
 ) -> PhaseCost:
     """Cost of one run of a phase. `tokens`: new tokens per run. `timed`: False for a dry run."""
-    borders = (tensor for part in partitions for tensor in part.boundary)
-    crossing = [tensor for tensor in borders if tensor.direction == "out" and tensor.other_side != SESSION]
     moved = total_bytes(copies)
     wait = waiting_us(copies) if timed else None
     return PhaseCost(
         partitions=len(partitions),
-        crossings=len(crossing),
-        crossing_bytes_per_run=_total_sizes(tensor.size_bytes for tensor in crossing),
         copies=len(copies),
         copy_bytes_per_run=moved,
         copy_bytes_at_least=sum(copy.bytes_per_run or 0 for copy in copies),
@@ -50,16 +46,11 @@ def phase_cost(
     )
 
 
-def _total_sizes(sizes: Iterable[int | None]) -> int | None:
-    """Sum of sizes; None if one is unknown."""
-    listed = list(sizes)
-    known = [size for size in listed if size is not None]
-    return sum(known) if len(known) == len(listed) else None
-
-
 def total_bytes(copies: Iterable[Copy]) -> int | None:
     """Bytes copied in one run; None if the size of a copy is unknown."""
-    return _total_sizes(copy.bytes_per_run for copy in copies)
+    sizes = [copy.bytes_per_run for copy in copies]
+    known = [size for size in sizes if size is not None]
+    return sum(known) if len(known) == len(sizes) else None
 
 
 def waiting_us(copies: Iterable[Copy]) -> float | None:

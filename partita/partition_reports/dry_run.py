@@ -10,8 +10,8 @@ from dataclasses import replace
 from partita.diagnosis.graphs import CONTROL_FLOW
 from partita.diagnosis.session_index import SessionIndex
 from partita.observations.facts import RunFacts
+from partita.partition_reports.copies import is_memcpy
 from partita.partition_reports.groups import provider_of
-from partita.partition_reports.partitions import is_memcpy
 from partita.partition_reports.records import NodePlacement, Phase
 from partita.partition_reports.request_records import BlockingCause, BlockingNode
 from partita.partition_reports.timing import NodeTimes
@@ -70,7 +70,6 @@ def without_values(index: SessionIndex, times: NodeTimes) -> NodeTimes:
         times,
         host_us={},
         output_bytes={name: size for name, size in times.output_bytes.items() if name not in unknown},
-        last_events={name: event for name, event in times.last_events.items() if name not in unknown},
     )
 
 

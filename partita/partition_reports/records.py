@@ -68,10 +68,6 @@ class NodePlacement(Record):
     """File nodes that a compiled or fused node runs, from the optimised graph or its name."""
     added: bool = False
     """Whether ONNX Runtime added it, such as a Memcpy node: no row of `file_nodes` ran as it."""
-    element_type: str | None = None
-    """Type of its first floating-point output, e.g. float16. null without one, and for a compiled node."""
-    matrix_type: str | None = None
-    """Type in the file of the weight that it reads, possibly through a Cast. null without a weight."""
     sources: tuple[Source, ...]
 
 
@@ -115,16 +111,6 @@ class GroupShare(Record):
     """Share of `host_us_per_run` that this work takes at the measured rates of the machine, at most 1."""
 
 
-class BoundaryTensor(Record):
-    """A tensor that enters or leaves a partition."""
-
-    name: str
-    direction: Literal["in", "out"]
-    other_side: str
-    """Partition index on the other side, or `session`."""
-    size_bytes: int | None
-
-
 class Partition(Record):
     """A run of consecutive nodes of the plan on one provider."""
 
@@ -132,7 +118,6 @@ class Partition(Record):
     provider: str
     first_position: int
     nodes: int
-    boundary: tuple[BoundaryTensor, ...]
 
 
 CopyDirection = Literal["host_to_device", "device_to_host", "host_to_host", "device_to_device", "unknown"]
@@ -161,9 +146,6 @@ class PhaseCost(Record):
     """Cost of fallbacks and copies in one run of the phase, and per token. null: unknown."""
 
     partitions: int
-    crossings: int
-    """Tensors passed between partitions."""
-    crossing_bytes_per_run: int | None
     copies: int
     """Memcpy nodes, and inputs and outputs bound in other memory."""
     copy_bytes_per_run: int | None

@@ -109,18 +109,6 @@ class Request(Record):
     """Option name -> limit of the placement."""
 
 
-class DraftedWidth(Record):
-    """Decode steps of one width."""
-
-    width: int
-    """Input tokens per row: its last token and draft tokens."""
-    steps: int
-    tokens: int
-    """New tokens of all rows."""
-    step_p50_ms: float
-    """Median wall time of a step, drafting excluded."""
-
-
 class Speculation(Record):
     """Speculative decoding. Profiled steps have no draft tokens and are excluded."""
 
@@ -149,4 +137,3 @@ class Speculation(Record):
     """Estimated time without draft tokens, divided by the measured time. The estimate uses the median of steps without
     draft tokens and with the same number of rows; null without draft tokens, or without these steps.
     """
-    widths: tuple[DraftedWidth, ...]

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from partita.diagnosis.session_index import SessionIndex
-from partita.observations.facts import NodeEvent, SpeculationFact, StepFact
+from partita.observations.facts import SpeculationFact, StepFact
 from partita.observations.records import PhaseName
 from partita.observations.text_format import plural
 from partita.partition_reports.groups import grouped
-from partita.partition_reports.request_records import DraftedWidth, Speculation
+from partita.partition_reports.request_records import Speculation
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,6 @@ class NodeTimes:
     """All outputs of all executions in the last observed run, without nodes whose outputs are not tensors, for which
     ONNX Runtime reports no size.
     """
-    last_events: dict[str, NodeEvent]
-    """Last execution of a node in the last observed run."""
     observed_runs: int
     timed_runs: int
     """Observed runs in the medians; the first run is excluded if there are more."""
@@ -70,7 +68,6 @@ def node_times(index: SessionIndex, phase: PhaseName) -> NodeTimes:
     last_run = runs[-1] if runs else None
     per_run: dict[str, dict[int, int]] = {}
     output_bytes: dict[str, int] = {}
-    last: dict[str, NodeEvent] = {}
     unmeasured: set[str] = set()
     for event in index.events:
         if event.run in timed:
@@ -78,13 +75,12 @@ def node_times(index: SessionIndex, phase: PhaseName) -> NodeTimes:
             of_node[event.run] = of_node.get(event.run, 0) + event.host_us
         if event.run == last_run:
             output_bytes[event.name] = output_bytes.get(event.name, 0) + event.output_bytes
-            last[event.name] = event
             if not event.output_shapes:
                 unmeasured.add(event.name)
     output_bytes = {name: size for name, size in output_bytes.items() if name not in unmeasured}
     earlier = any(window.earlier for window in windows)
     host_us = {name: float(statistics.median(of_node.values())) for name, of_node in per_run.items()}
-    return NodeTimes(host_us, output_bytes, last, observed_runs=len(runs), timed_runs=len(timed), earlier=earlier)
+    return NodeTimes(host_us, output_bytes, observed_runs=len(runs), timed_runs=len(timed), earlier=earlier)
 
 
 def step_times(steps: Iterable[StepFact], phase: PhaseName, rows: int) -> StepTimes:
@@ -154,15 +150,6 @@ def speculation_figures(fact: SpeculationFact | None, steps: Sequence[StepFact])
         draft_seconds=sum(step.draft_seconds for step in made),
         plain_token_ms=1000 * statistics.median(plain) if plain else None,
         speedup=_speedup(made) if drafted else None,
-        widths=tuple(
-            DraftedWidth(
-                width=width,
-                steps=len(own),
-                tokens=sum(map(_tokens, own)),
-                step_p50_ms=1000 * statistics.median(map(_own_seconds, own)),
-            )
-            for width, own in sorted(grouped(made, lambda step: step.width).items())
-        ),
     )
 
 

@@ -5,7 +5,6 @@ Does not import ONNX Runtime.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -200,17 +199,6 @@ class Provider:
     not in the default chain."""
     library: Path | None = None
     """Path of the user's plugin library; None for a provider of ONNX Runtime or a Python package."""
-
-    def __post_init__(self) -> None:
-        if self.library is None and not self.ort_name.endswith("ExecutionProvider"):
-            raise ValueError(f"{self.name}: {self.ort_name!r} is not a name ONNX Runtime uses for a provider")
-        if self.name in self.aliases or len(set(self.aliases)) != len(self.aliases):
-            raise ValueError(f"{self.name}: aliases repeat a name")
-        for pattern in (*self.node_patterns, *self.start_patterns):
-            re.compile(pattern.pattern)
-        for text in self.why_patterns:
-            if not {"node", "why"} <= re.compile(text).groupindex.keys():
-                raise ValueError(f"{self.name}: {text!r} has no groups node and why")
 
     def names(self) -> tuple[str, ...]:
         """Every name a user may write for it, in lower case."""

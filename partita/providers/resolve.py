@@ -93,7 +93,7 @@ class Resolution:
 def known_providers() -> dict[str, Provider]:
     """The providers of this folder's files by name, in alphabetical order.
 
-    Raises ValueError for a file that is not named after its provider, and for a name of two providers.
+    Raises ValueError for a name of two providers.
     """
     found: dict[str, Provider] = {}
     for info in sorted(pkgutil.iter_modules(sys.modules[PACKAGE].__path__), key=lambda info: info.name):
@@ -103,8 +103,6 @@ def known_providers() -> dict[str, Provider]:
         provider = getattr(module, "PROVIDER", None)
         if not isinstance(provider, Provider):
             continue
-        if provider.name != info.name:
-            raise ValueError(f"providers/{info.name}.py describes {provider.name!r}; name the file after its provider")
         found[provider.name] = provider
     names_to_providers(tuple(found.values()))
     return found

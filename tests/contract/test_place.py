@@ -57,7 +57,6 @@ def test_unsupported_node_between_supported_has_reason_and_copies(environment, t
     assert nodes_on(content, CPU) == len(fallen) == 1 or (target.kind == "compiling" and len(fallen) == 2), fallen
     copies = [copy for phase in content["phases"] for copy in phase["copies"] if copy["kind"] == "memcpy_node"]
     assert len(copies) == (2 if target.kind == "device" else 0), copies
-    assert "tensors between partitions" in done.out or target.kind == "compiling", done
     assert "    cost: " in done.out, done
     copied = re.search(r"^  h  +to host .*island/Scaler$", done.out, re.MULTILINE)
     assert (copied is not None) is (target.kind == "device"), done
@@ -67,8 +66,6 @@ def test_unsupported_node_between_supported_has_reason_and_copies(environment, t
     if target.kind == "compiling":
         compiled = {tuple(node["replaces"]) for node in phase["nodes"] if node["op_type"] == "CompiledSubgraph"}
         assert ("last/MatMul",) in compiled
-        borders = {each["name"] for part in phase["partitions"] for each in part["boundary"]}
-        assert {"x", "s", "y"} <= borders
         harmless = [entry["cost"]["harmless"] for entry in content["fallbacks"]]
         assert True not in harmless, "what it copies is not visible"
 
@@ -84,7 +81,6 @@ def island_of_a_device(report, phase):
     assert set(fallback["cost"]["copies"]) == {copy["name"] for copy in copies.values()}
     assert fallback["cost"]["copy_bytes_per_run"] == 512 and fallback["cost"]["harmless"] is False
     assert phase["cost"]["copy_bytes_per_run"] == sum(copy["bytes_per_run"] for copy in phase["copies"])
-    assert phase["cost"]["crossing_bytes_per_run"] == 512
     assert source(report, "optimised_model")["available"]
 
 

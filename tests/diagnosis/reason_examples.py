@@ -73,7 +73,7 @@ EXAMPLES: dict[ReasonCode, Context] = {
         node="Transpose_token_4",
         op_type="Transpose",
         skipped=ChainEntry(provider="WebGpuExecutionProvider", status="active"),
-        is_in_file=False,
+        is_added=True,
     ),
     "over_budget": Context(
         node="model.layers.7.mlp.up_proj/MatMul",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from partita.diagnosis.explanation import explain_node
 from partita.diagnosis.session_index import SessionIndex, index_session
 from partita.observations.facts import AssignedNode, GraphNode, PortFact
 from partita.observations.names import CPU
@@ -34,39 +33,8 @@ FIRST, LAST = ("first", "Neg"), ("last", "Neg")
 BLOCKS = [FIRST, ("ReorderInput", "ReorderInput"), ("p_nchwc", "MaxPool"), ("ReorderOutput", "ReorderOutput"), LAST]
 
 
-def test_numbered_name_is_matched_to_file_node():
-    index = index_of(POOL, [FIRST, ("Transpose", "Transpose"), ("pool_token_1", "NhwcMaxPool"), LAST])
-    assert index.replaces("pool_token_1") == ("pool",), "the operator in another form"
-
-
-def test_name_is_matched_without_run():
-    index = index_of(POOL, BLOCKS, ran=False)
-    assert index.replaces("p_nchwc") == ("pool",)
-
-
-def test_longest_matching_name_wins():
-    graph = (
-        node("a", "x", "h", "Conv"),
-        node("a_1", "h", "p", "Conv"),
-        node("last", "p", "y", "Neg"),
-    )
-    index = index_of(graph, [("a_2_q", "Conv"), ("a_1_q", "Conv"), LAST])
-    assert (index.replaces("a_2_q"), index.replaces("a_1_q")) == (("a",), ("a_1",))
-
-
 def test_node_with_unrelated_operator_is_unmatched():
     assert not index_of(POOL, [FIRST, ("pool_scale", "Mul"), LAST]).file_nodes_of
-
-
-def test_unknown_name_is_matched_by_its_operator():
-    index = index_of(POOL, [FIRST, ("made/up", "NhwcMaxPool"), LAST])
-    assert index.replaces("made/up") == ("pool",)
-
-
-def test_matched_node_fixes_position_of_the_next():
-    graph = (node("one", "x", "h", "Conv"), node("two", "h", "p", "Conv"), node("last", "p", "y", "Neg"))
-    index = index_of(graph, [("h_nchwc", "Conv"), ("made_up", "Conv"), LAST])
-    assert (index.replaces("h_nchwc"), index.replaces("made_up")) == (("one",), ("two",))
 
 
 def test_ambiguous_nodes_are_unmatched():
@@ -92,10 +60,3 @@ def test_node_of_another_provider_is_unmatched():
     elsewhere = tuple(AssignedNode(each.name, each.op_type, "", NPU, 0) for each in POOL)
     index = index_session(session_facts(graph=POOL, plan=facts.plan, assigned=elsewhere, events=facts.events))
     assert not index.replaces("p_nchwc")
-
-
-def test_added_node_is_inserted_and_renamed_node_uses_original_probes():
-    index = index_of(POOL, BLOCKS)
-    told = explain_node(index, "run", "ReorderInput", "ReorderInput", CPU, (WANTED,))
-    assert told.reason == "runtime_inserted"
-    assert index.probed_as("p_nchwc") == ("p_nchwc", "pool")

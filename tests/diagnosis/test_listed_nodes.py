@@ -135,22 +135,6 @@ def fused(*made: GraphNode, **changes: Any) -> SessionFacts:
     return called_twice(**(given | changes))
 
 
-def test_nodes_fused_after_listing_are_not_in_subgraphs():
-    assert inside(index_session(fused())) == [("cos", CPU)]
-
-
-def test_possible_sources_of_fused_subgraph_node_count():
-    found = inside(index_session(fused(node("fused conv", "FusedConv"))))
-    assert found == [("_inlfunc_F_mm/MatMulAddFusion", CPU), ("_inlfunc_F_relu", CPU), ("cos", CPU)]
-
-
-def test_subgraph_node_with_changed_operator_is_new():
-    """MatMulInteger becomes DynamicQuantizeMatMul under the same name, fused with its neighbours."""
-    entries = listed(("if", "If", CPU), ("mmi", "MatMulInteger", CPU), ("_inlfunc_F_cast", "Cast", CPU))
-    facts = fused(node("mmi", "DynamicQuantizeMatMul"), assigned=entries)
-    assert inside(index_session(facts)) == [("_inlfunc_F_cast", CPU), ("mmi", CPU)]
-
-
 def test_possible_subgraph_nodes_count_without_optimised_graph():
     assert len(inside(index_session(fused(optimised=None)))) == 3
 

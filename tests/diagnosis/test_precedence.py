@@ -60,7 +60,7 @@ CASES = {
     ),
     "a pin, before all that the provider says": (context(log=(NO_KERNEL,), pin="cpu:Gather"), "pinned_by_user"),
     "that ONNX Runtime added it, before what is said of its operator": (
-        context(is_in_file=False, rewritten_with=("a",), log=(NO_KERNEL,), probe=TAKEN_ALONE),
+        context(is_added=True, rewritten_with=("a",), log=(NO_KERNEL,), probe=TAKEN_ALONE),
         "runtime_inserted",
     ),
 }

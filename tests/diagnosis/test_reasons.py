@@ -60,7 +60,7 @@ def test_node_without_evidence_is_unexplained():
 
 
 def test_log_line_overrides_reason_derived_from_name():
-    made_up = context(node="Transpose", op_type="Transpose", is_in_file=False)
+    made_up = context(node="Transpose", op_type="Transpose", is_added=True)
     assert explain(made_up)[0].code == "runtime_inserted"
     line = PREFERRED.replace("model.rotary_emb/Concat", "Transpose")
     assert explain(replace(made_up, log=(line,)))[0].code == "cpu_preferred"
@@ -69,9 +69,9 @@ def test_log_line_overrides_reason_derived_from_name():
 def test_missing_kernel_is_no_cause_for_inserted_node():
     """ONNX Runtime inserted the node, so no change to the model's operators would help."""
     line = NO_KERNEL.replace("Gather", "Transpose").replace("model.rotary_emb/Transpose", "Transpose")
-    made_up = context(node="Transpose", op_type="Transpose", is_in_file=False, log=(line,))
+    made_up = context(node="Transpose", op_type="Transpose", is_added=True, log=(line,))
     assert explain(made_up)[0].code == "runtime_inserted"
-    assert explain(replace(made_up, is_in_file=True))[0].code == "no_kernel_op"
+    assert explain(replace(made_up, is_added=False))[0].code == "no_kernel_op"
 
 
 @pytest.mark.parametrize("line", [NO_KERNEL, PREFERRED])
@@ -81,7 +81,7 @@ def test_log_line_about_longer_name_is_no_evidence(line):
 
 
 def test_log_line_about_replaced_node_explains_fused_node():
-    fused = context(node=f"{GATHER}/GatherSliceToSplitFusion", is_in_file=False, replaces=(GATHER,), log=(NO_KERNEL,))
+    fused = context(node=f"{GATHER}/GatherSliceToSplitFusion", is_added=True, replaces=(GATHER,), log=(NO_KERNEL,))
     assert explain(fused)[0].code == "no_kernel_op"
 
 
@@ -98,11 +98,11 @@ def test_log_line_about_replaced_node_explains_fused_node():
     ],
 )
 def test_runtime_inserted_nodes_are_recognised(node, op_type):
-    assert explain(context(node=node, op_type=op_type, is_in_file=False))[0].code == "runtime_inserted"
+    assert explain(context(node=node, op_type=op_type, is_added=True))[0].code == "runtime_inserted"
 
 
 def test_file_node_is_not_classified_as_inserted():
-    assert explain(context(node="Transpose", op_type="Transpose", is_in_file=True))[0].code == "unexplained"
+    assert explain(context(node="Transpose", op_type="Transpose", is_added=False))[0].code == "unexplained"
 
 
 def test_a_pattern_of_another_reason_is_no_evidence():

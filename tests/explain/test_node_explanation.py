@@ -13,12 +13,11 @@ from partita.explain.document import headline, render_no_single
 from partita.explain.node_explanation import Explanation, Matches, find
 from partita.observations import facts
 from partita.observations.records import Probing
-from partita.partition_reports.records import RejectedPart, SourceConflict, SubgraphNode, Subgraphs
+from partita.partition_reports.records import SourceConflict, SubgraphNode, Subgraphs
 from partita.partition_reports.render.show import print_text
 from tests.partition_reports.report_changes import HARMFUL, HOSTILE, compiled, each_phase, mixed, renamed
 from tests.partition_reports.samples import (
     CPU,
-    GPU,
     GPU_CHAIN,
     MISSING_FIRST_CHAIN,
     mixed_session,
@@ -64,17 +63,16 @@ def test_first_line_names_provider_and_reason_of_fallback():
 
 def test_explanation_lists_all_facts_per_phase():
     found = explained(mixed(), GATHER)
-    assert [(place.phase, place.position, place.partition, place.provider) for place in found.places] == [
-        ("prefill", 2, 1, CPU),
-        ("decode", 2, 1, CPU),
+    assert [(place.phase, place.position, place.provider) for place in found.places] == [
+        ("prefill", 2, CPU),
+        ("decode", 2, CPU),
     ]
     assert [place.host_us_per_run for place in found.places] == [100.0, 100.0]
     out = words(found)
     for part in (
         "source line modeling_llama.py:88",
         "module model.rotary_emb",
-        "sources plan_file",
-        "prefill CPU 2 1 0.100",
+        "prefill CPU 2 0.100",
         "evidence (logged) [I:onnxruntime:, webgpu_execution_provider.cc:635 GetCapability]",
         f"remedy {found.fallbacks[0].remedy[:40]}",
     ):
@@ -134,20 +132,6 @@ def test_function_lists_fallback_nodes_of_its_loop():
     bodies = Subgraphs(nodes=1, on_cpu=(part,), function_nodes=(part,), copies=0)
     found = explained(each_phase(mixed(), lambda phase: {"subgraphs": bodies}), DET)
     assert {(place.node, place.kind) for place in found.places} >= {("SequenceInsert0", "subgraph")}
-
-
-def test_node_named_only_by_a_rejected_part_is_explained():
-    part = RejectedPart(
-        file="decode.onnx", provider=GPU, nodes=("a/Softmax",), evidence="error 1002", minimal=True, attempts=7
-    )
-    found = explained(mixed().model_copy(update={"rejected_parts": (part,)}), "a/Softmax")
-    assert not found.places and found.rejected_parts == (part,)
-    out = words(found)
-    assert f"Rejected by {GPU} in decode.onnx" in out and "error 1002" in out
-    assert "it fails alone; no smaller tried part fails; 7 parts of the graph tried" in out
-    beside = part.model_copy(update={"neg_added": True})
-    out = words(explained(mixed().model_copy(update={"rejected_parts": (beside,)}), "a/Softmax"))
-    assert "it fails with only an added Neg; no smaller tried part" in out
 
 
 def test_probes_are_listed_and_repeated_messages_quoted_once():

@@ -103,9 +103,7 @@ def phase_with(phase: Phase, nodes: tuple[NodePlacement, ...]) -> Phase:
         else:
             runs.append([entry])
     partitions = tuple(
-        Partition(
-            index=index, provider=run[0].provider or "", first_position=run[0].position, nodes=len(run), boundary=()
-        )
+        Partition(index=index, provider=run[0].provider or "", first_position=run[0].position, nodes=len(run))
         for index, run in enumerate(runs)
     )
     changed = phase.model_copy(

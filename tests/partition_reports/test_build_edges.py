@@ -11,8 +11,8 @@ import pytest
 
 from partita.observations.facts import AssignedNode
 from partita.observations.names import UNKNOWN
+from partita.partition_reports.copies import is_memcpy
 from partita.partition_reports.groups import added_nodes, placed
-from partita.partition_reports.partitions import SESSION, is_memcpy
 from partita.partition_reports.records import Phase, Report
 from tests.partition_reports.samples import (
     CPU,
@@ -112,8 +112,6 @@ def test_static_files_have_a_session_per_phase():
     ]
     assert failed(report) == []
     assert (report.totals.session_load_seconds if report.totals else None) == pytest.approx(0.2)
-    assert "5 partitions in prefill, in execution order" in shown(report)
-    assert "1 partition in decode, in execution order" in shown(report)
 
 
 def test_multiple_streams_use_order_of_last_profiled_run():
@@ -194,10 +192,7 @@ def assert_sums(phase: Phase) -> None:
     memcpy = {copy.name for copy in phase.copies if copy.kind == "memcpy_node"}
     assert memcpy == {node.name for node in phase.nodes if is_memcpy(node)}
     assert phase.cost is not None
-    received = [each for part in phase.partitions for each in part.boundary if each.direction == "in"]
-    crossings = [each for each in received if each.other_side != SESSION]
     assert (phase.cost.partitions, phase.cost.copies) == (len(phase.partitions), len(phase.copies))
-    assert phase.cost.crossings == len(crossings)
     assert phase.cost.copy_bytes_at_least == sum(copy.bytes_per_run or 0 for copy in phase.copies)
 
 

@@ -42,30 +42,6 @@ def test_partitions_are_maximal_runs_in_execution_order(report):
     assert spans == [(GPU, 0, 2), (CPU, 2, 2), (GPU, 4, 4), (CPU, 8, 2), (GPU, 10, 3)]
 
 
-def test_boundary_tensors_name_both_sides(report):
-    crossings = {
-        (part.index, tensor.direction, tensor.name, tensor.other_side)
-        for part in phase_of(report, "decode").partitions
-        for tensor in part.boundary
-    }
-    assert crossings == {
-        (0, "in", "input_ids", "session"),
-        (0, "out", "hidden", "2"),
-        (0, "out", "shape", "1"),
-        (1, "in", "shape", "0"),
-        (1, "out", "wide", "2"),
-        (2, "in", "hidden", "0"),
-        (2, "in", "wide", "1"),
-        (2, "out", "expanded", "4"),
-        (2, "out", "query", "3"),
-        (3, "in", "query", "2"),
-        (3, "out", "det", "4"),
-        (4, "in", "det", "3"),
-        (4, "in", "expanded", "2"),
-        (4, "out", "logits", "session"),
-    }
-
-
 def test_memcpy_nodes_and_session_inputs_are_copies(report):
     copies = {copy.name: copy for copy in phase_of(report, "decode").copies}
     assert set(copies) == {"Memcpy_token_0", "Memcpy", "Memcpy_token_1", "input_ids"}

@@ -7,16 +7,16 @@ from dataclasses import replace
 import pytest
 
 from partita.observations.facts import SpeculationFact, StepFact
-from partita.partition_reports.sections.model import Line, Table
+from partita.partition_reports.sections.model import Line
 from partita.partition_reports.sections.phases import speculation_section as section
 from partita.partition_reports.timing import speculation_figures
 from tests.partition_reports.samples import recorded_facts, report_of
 
-PLAIN = StepFact("decode", 1, 0.0018, 0.0003, False, 1, width=1, draft_seconds=0.0001)
-WIDE = StepFact("decode", 3, 0.0022, 0.0003, False, 3, width=4, drafted=3, accepted=2, draft_seconds=0.0001)
+PLAIN = StepFact("decode", 1, 0.0018, 0.0003, False, 1, draft_seconds=0.0001)
+WIDE = StepFact("decode", 3, 0.0022, 0.0003, False, 3, drafted=3, accepted=2, draft_seconds=0.0001)
 REJECTED = replace(WIDE, tokens=1, row_tokens=1, accepted=0)
 PROFILED = replace(PLAIN, observed=True, seconds=1.0)
-PREFILL = StepFact("prefill", 20, 0.05, 0.001, False, 20, width=20)
+PREFILL = StepFact("prefill", 20, 0.05, 0.001, False, 20)
 STEPS = (PREFILL, PROFILED, PLAIN, PLAIN, PLAIN, WIDE, WIDE, WIDE, REJECTED)
 NGRAM = SpeculationFact("ngram")
 
@@ -29,12 +29,11 @@ def test_speedup_is_relative_to_steps_without_draft_tokens() -> None:
     assert found.plain_token_ms == pytest.approx(2.0), "drafting excluded"
     seconds = 3 * 0.0021 + 4 * 0.0025
     assert found.seconds == pytest.approx(seconds) and found.speedup == pytest.approx(13 * 0.002 / seconds)
-    assert [(entry.width, entry.steps, entry.tokens) for entry in found.widths] == [(1, 3, 3), (4, 4, 10)]
 
 
 def test_batched_steps_are_compared_at_same_row_count() -> None:
     """Rows of a batch share the time of a step."""
-    pair = StepFact("decode", 1, 0.0036, 0.0004, False, 4, width=1)
+    pair = StepFact("decode", 1, 0.0036, 0.0004, False, 4)
     found = speculation_figures(NGRAM, (pair, pair, *STEPS))
     assert found is not None
     plain, took = 13 * 0.002 + 2 * 0.004, 3 * 0.0021 + 4 * 0.0025 + 2 * 0.004
@@ -56,6 +55,4 @@ def test_section_shows_acceptance_rate_and_speedup() -> None:
     lines = " ".join(str(block.text) for block in found.blocks if isinstance(block, Line))
     assert "1.60 times as fast as without draft tokens" in lines and "2.00 ms" in lines
     assert "the draft package small: 6 of 12 accepted (50.0 %), in 4 of 7 steps; 1.86 tokens per step" in lines
-    (table,) = [block for block in found.blocks if isinstance(block, Table)]
-    assert [row.cells[0] for row in table.rows] == ["1", "4"] and table.rows[1].cells[-1] == "1.20"
     assert section(report_of(recorded_facts())) is None

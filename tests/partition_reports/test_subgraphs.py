@@ -96,9 +96,8 @@ def test_subgraph_inputs_on_other_device_may_have_unreported_copies():
         {"assigned": listed(*PLACED, *((name, op, GPU) for name, op, _ in INSIDE))},
         {"subgraph_nodes": tuple(replace(each, inputs=("else_t",)) for each in INNER)},
         {"plan": (("mm", "_if_then_branch_Det"),)},
-        {"plan_devices": ("0",)},
     ],
-    ids=["one device", "nothing from around", "a constant condition", "memory of the host"],
+    ids=["one device", "nothing from around", "a constant condition"],
 )
 def test_subgraph_without_cross_device_inputs_has_no_unreported_copies(changes):
     assert bodies_of(branching(**changes)).may_have_more_copies is False

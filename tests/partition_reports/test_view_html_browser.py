@@ -18,7 +18,6 @@ SECTIONS = (
     "fallbacks",
     "placement",
     "layers",
-    "partitions",
     "copies",
     "nodes",
     "checks",

@@ -15,7 +15,7 @@ from partita.observations.text_format import clean, decimals
 from partita.partition_reports.outcome import counted_rows, fallbacks_of, used_phases
 from partita.partition_reports.records import Report
 from partita.partition_reports.render.show import REPORT_VIEWS, print_text
-from partita.partition_reports.sections import fallbacks, partitions, phases, placement
+from partita.partition_reports.sections import copies, fallbacks, phases, placement
 from partita.partition_reports.sections.model import (
     Block,
     Command,
@@ -149,7 +149,6 @@ def test_phase_table_matches_the_report(shown: Shown) -> None:
         assert leading(rows["partitions"][at]) == len(phase.partitions)
         if phase.cost is not None:
             assert leading(rows["copies between devices"][at]) == phase.cost.copies == len(phase.copies)
-            assert leading(rows["tensors between partitions"][at]) == phase.cost.crossings
         for entry in phase.providers:
             short = entry.provider.removesuffix("ExecutionProvider")
             (cells,) = [cells for name, cells in rows.items() if re.match(rf"nodes on {re.escape(short)}\b", name)]
@@ -171,17 +170,10 @@ def test_placement_tables_have_row_per_layer_operator_and_module(shown: Shown) -
         assert all(f"{entry.nodes:,}" in rows[entry.name][1].split(" / ") for entry in entries)
 
 
-def sizes_of(part: Section | None, column: str) -> set[int]:
-    """Numbers of rows of the tables that have a column of this title."""
-    tables = [block for block in every_block(part.blocks if part else ()) if isinstance(block, Table)]
-    return {len(table.rows) for table in tables if column in [each.title for each in table.columns]}
-
-
 def test_section_counts_match_the_report(shown: Shown) -> None:
     report, used = shown.report, used_phases(shown.report)
-    copies = partitions.copies_section(report)
-    assert sizes_of(partitions.section(report), "#") == {len(phase.partitions) for phase in used}
-    tables = [each for each in every_block(copies.blocks if copies else ()) if isinstance(each, Table)]
+    found = copies.section(report)
+    tables = [each for each in every_block(found.blocks if found else ()) if isinstance(each, Table)]
     counted = [sum(leading(text_of(row.cells[2])) for row in each.rows) for each in tables]
     assert set(counted) == {len(phase.copies) for phase in used if phase.copies}
     nodes = {entry.node for entry in report.fallbacks}

@@ -103,29 +103,6 @@ def test_unknown_device_error_suggests_nearest_and_lists_known():
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "meant"),
-    [
-        ("a100", ["a100-40gb", "a100-80gb"]),
-        ("A100_80GB", ["a100-80gb"]),
-        ("rtx", ["rtx-4090"]),
-        ("4090", ["rtx-4090"]),
-        ("h100-80gb", ["h100"]),
-        ("l40", ["l40s"]),
-        ("v100", []),
-    ],
-)
-def test_unknown_device_suggests_matching_device_names(name, meant):
-    with pytest.raises(UsageError) as caught:
-        device(name)
-    asked = str(caught.value).partition("did you mean ")[2].partition("?")[0]
-    assert asked == " or ".join(map(repr, meant))
-    if meant:
-        assert caught.value.remedy is not None
-        option, key = caught.value.remedy.options
-        assert option == "--device" and device(key).key == meant[0]
-
-
 def test_device_profile_sets_every_variable_read_by_stubs():
     read = set(re.findall(r'(?:profile|getenv)\("(\w+)"\)', symbols.c_text("cudart.c")))
     assert read == set(device().environment())
@@ -436,18 +413,6 @@ def test_cached_stub_build_needs_no_compiler(provider: Path, stubs: Path, cache:
     assert prepare(provider, cache=cache) == stubs
 
 
-def test_interrupted_stub_build_leaves_empty_cache(provider: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(stub_build, "compile_library", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            prepare(provider, cache=tmp_path)
-    assert list(tmp_path.iterdir()) == []
-    assert prepare(provider, cache=tmp_path).is_dir()
-
-
 def test_concurrent_builds_produce_single_folder(provider: Path, tmp_path: Path):
     code = (
         "import sys; from pathlib import Path; from partita.providers.cuda_dry_run.stub_build import prepare; "
@@ -464,19 +429,6 @@ def test_concurrent_builds_produce_single_folder(provider: Path, tmp_path: Path)
 def test_stubs_are_cached_in_partita_cache_dir(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("PARTITA_CACHE_DIR", str(tmp_path))
     assert stub_build.default_cache() == tmp_path / "cuda-dry-run"
-
-
-def test_empty_cache_dir_uses_temporary_folder_deleted_at_exit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    code = (
-        "from partita.providers.cuda_dry_run.stub_build import default_cache as folder; assert folder().is_dir();"
-        "print(folder())"
-    )
-    told = {**os.environ, "PARTITA_CACHE_DIR": "", "TMPDIR": str(tmp_path), "HOME": str(tmp_path / "home")}
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=REPOSITORY, env=told, capture_output=True, text=True, check=True
-    )
-    assert Path(done.stdout.strip()).parent == tmp_path
-    assert list(tmp_path.iterdir()) == []
 
 
 # ---- what can be wrong ----
@@ -511,7 +463,7 @@ def fake_provider(folder: Path, *, soname: str, function: str) -> Path:
     ("soname", "function", "message"),
     [
         ("libcudart.so.13", "cudaBrandNew", r"9\.8\.7\) needs functions that the dry run .*: cudaBrandNew;"),
-        ("libcudart.so.12", "cudaMalloc", r"another CUDA version \(libcudart\.so\.12\); the dry run covers CUDA 13"),
+        ("libcudart.so.12", "cudaMalloc", r"needs libcudart\.so\.12, .* it covers CUDA 13"),
         ("libcusparse.so.12", "cusparseCreate", r"needs libcusparse\.so\.12, for which the dry run has no stub"),
     ],
 )
@@ -530,16 +482,9 @@ def test_non_library_file_is_rejected(tmp_path: Path):
     refused(r"library\.so: not a shared library", tmp_path / "library.so", tmp_path / "c")
 
 
-def test_other_platform_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-    refused("needs Linux on x86-64; this is linux on aarch64", tmp_path / "any.so", tmp_path / "c")
-
-
 def test_missing_or_invalid_compiler_is_named(provider: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("CC", "nocc -m64")
     refused("CC=nocc -m64 was not found; install gcc or clang", provider, tmp_path / "c")
-    monkeypatch.setenv("CC", "gcc 'cut off")
-    refused("CC=gcc 'cut off is not a command", provider, tmp_path / "c")
     monkeypatch.delenv("CC")
     monkeypatch.setenv("PATH", str(tmp_path))
     refused("none of cc, gcc and clang was found", provider, tmp_path / "c")
@@ -555,11 +500,6 @@ def test_broken_pyelftools_is_named(provider: Path, tmp_path: Path, monkeypatch:
 def test_unwritable_cache_error_names_cache_variable(provider: Path, tmp_path: Path):
     (tmp_path / "file").touch()
     refused("cannot be written .*; set PARTITA_CACHE_DIR", provider, tmp_path / "file" / "cache")
-
-
-def test_cache_path_with_loader_separator_is_rejected(provider: Path, tmp_path: Path):
-    assert ask(DESCRIBE, prepare(provider, cache=tmp_path / "a, b"), None, "{}")["count"] == 1
-    refused(r"the loader cannot use a path with ':', ';' or '\$'; set PARTITA_CACHE_DIR", provider, tmp_path / "a:b")
 
 
 def test_missing_onnxruntime_and_missing_cuda_raise_distinct_errors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
@@ -598,15 +538,6 @@ def test_child_without_stubs_fails(stubs: Path):
         r"libcudart\.so\.13 in this process is not a stub)",
         done.stderr,
     )
-
-
-def test_damaged_stub_error_names_folder_to_delete(stubs: Path, tmp_path: Path):
-    folder = shutil.copytree(stubs, tmp_path / stubs.name)
-    damaged = folder / "libcublasLt.so.13"
-    damaged.write_bytes(damaged.read_bytes()[:100])
-    done = run_child(GUARD.format("ensure_child"), child_environment(folder, device(), os.environ), succeed=False)
-    assert "the stub of libcublasLt.so.13 cannot be loaded" in done.stderr
-    assert f"delete {folder}, it is built again" in done.stderr
 
 
 def test_child_with_other_libraries_or_build_fails(stubs: Path, tmp_path: Path):

@@ -39,17 +39,20 @@ PLANTED = (
     *("cuda-function-clip-int32", "cuda-sequence-map", "cuda-if-in-an-if"),
     *("webgpu-softsign-in-a-loop", "webgpu-functions-with-nodes-of-one-name", "webgpu-group-norm-unfolded"),
     *("openvino-loop", "openvino-if-around", "qnn-in-a-loop", "qnn-function-unfolded"),
+    *("cuda-function-with-a-loop", "cuda-int32-in-a-branch-that-is-always-taken", "webgpu-local-function-twice"),
+    *("openvino-local-function", "qnn-local-function", "webgpu-bernoulli-in-a-branch", "cuda-centre-crop-sizes"),
+    *("cuda-centre-crop-sizes-in-a-branch", "cuda-grid-sample-half-after-group-norm"),
     # Fusion, layouts, copies and nodes that ONNX Runtime added.
     *("cuda-vision-net-in-blocks", "cuda-fused-conv-leaky-in-blocks", "cuda-pinned-and-fused", "cuda-inserted-cast"),
     *("cuda-blocks-inserted", "cuda-channels-last", "webgpu-layout-transpose-25", "webgpu-inserted-cast"),
-    *("webgpu-inserted-quantize", "cuda-capture-with-a-gap"),
+    *("webgpu-inserted-quantize", "cuda-capture-with-a-gap", "cuda-fused-conv-one-of-two"),
     # Kernels, types, versions, sizes and budgets.
     *("cuda-celu", "cuda-gqa-fp32", "cuda-shape-arithmetic", "cuda-over-budget", "cuda-selu-of-two"),
     *("webgpu-two-culprits-operator", "webgpu-clip-6", "webgpu-range-int64", "webgpu-attention-with-mask"),
     # Compiled partitions.
     *("openvino-gqa", "openvino-attention-24-neighbour", "openvino-pad-wrap", "openvino-topk-after-a-gap"),
     *("openvino-whole-topk-by-default", "qnn-cumsum-neighbour", "qnn-quantise-output", "qnn-empty"),
-    "qnn-gelu-of-parts-beside-a-compiled-part",
+    *("qnn-gelu-of-parts-beside-a-compiled-part", "qnn-group-of-two-types"),
     # Providers that do not start.
     *("main-cuda-libraries", "webgpu-no-adapter", "openvino-no-gpu", "qnn-plugin-with-an-error"),
 )

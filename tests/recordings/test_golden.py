@@ -52,7 +52,7 @@ def test_every_table_sums_to_the_file_nodes(name: str) -> None:
             on = sum(entry.nodes_by_provider.get(preferred_of(made), 0) for entry in shares)
             assert on == file - summary.fallback_nodes
     for at, phase in enumerate(used_phases(made)):
-        drawn = sum(len(cells[at].nodes) for _, _, cells in layer_map(made).rows)
+        drawn = sum(len(cells[at].nodes) for _, cells in layer_map(made).rows)
         assert drawn == len(placed(phase)) + added_nodes(phase)
 
 

@@ -15,12 +15,12 @@ from partita.diagnosis.evidence import (
     common_findings,
     graph_findings,
     is_culprit,
-    is_inserted,
     isolation_findings,
     line_findings,
     operator_outcome,
     rejected_alone,
 )
+from partita.diagnosis.graphs import LAYOUT, MEMCPY_OPS
 from partita.diagnosis.probe_conclusions import conclusions
 from partita.observations.codes import PROVIDER_CODES, EvidenceKind, ReasonCode
 from partita.observations.facts import NEIGHBOURS, OPTION, Factor, RejectedPart
@@ -106,8 +106,6 @@ class Step:
     """It runs the missing probes."""
     change: Change | None = None
     """The same change in a probe; None: no probe shows whether the step helps."""
-    changes: bool = True
-    """It may change the placement of nodes."""
 
 
 EXPORT = ("partita", "export", "{checkpoint}", "{out}")
@@ -166,7 +164,6 @@ PROBE = Step(
         (*PLACE, "{setting}", "--probe-seconds", "600", "--report", "again.json"),
     ),
     probes=True,
-    changes=False,
 )
 WITHOUT_OPTIONS = Step(
     "Remove the constraints",
@@ -178,12 +175,10 @@ ASK_PROVIDER = Step(
         "tests {provider} in a separate process and reports the reason if it does not run",
         ("partita", "providers", "{libraries}"),
     ),
-    changes=False,
 )
 ASK_OPTIONS = Step(
     "Look up its options",
     Remedy("lists the options of every provider", ("partita", "providers", "--json")),
-    changes=False,
 )
 
 
@@ -203,15 +198,16 @@ def pinned_by_user(context: Context) -> Iterator[Finding]:
 
 
 def runtime_inserted(context: Context) -> Iterator[Finding]:
-    """The file has no such node, and its neighbours or its name show that ONNX Runtime inserted it."""
-    if not is_inserted(context) or not context.started:
+    """ONNX Runtime inserted the node, as its operator or its neighbours show."""
+    inserted = context.op_type in (*MEMCPY_OPS, *LAYOUT) or context.rewritten_with
+    if not (context.is_added and context.started and inserted):
         return
     absent = f"the ONNX file has no {context.op_type}"
     if context.rewritten_with:
         rewritten = name_some(context.rewritten_with, 3)
         evidence = f"{absent} here; ONNX Runtime added it when it rewrote {rewritten}"
     else:
-        evidence = f"{absent} of this name; its name has the form of nodes that ONNX Runtime inserts"
+        evidence = f"{absent} of this name"
     yield Finding("derived", "origin", evidence)
 
 
@@ -264,7 +260,7 @@ def subgraph_rejected(context: Context) -> Iterator[Finding]:
     """
     if context.rejected_part is not None:
         yield Finding("probed", "part", _whole_graph(context.rejected_part, context))
-    if context.is_in_file or context.replaces:
+    if not context.is_added:
         yield from isolation_findings(context, "subgraph_rejected")
         yield from line_findings(context, "subgraph_rejected")
         yield from graph_findings(context, "subgraph_rejected")

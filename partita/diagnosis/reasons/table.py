@@ -112,7 +112,7 @@ ROWS = (
         sentence="ONNX Runtime inserted {op}",
         condition="the node is not in the ONNX file: ONNX Runtime inserted a copy, a change of layout (Transpose, "
         "ReorderInput, ReorderOutput), a Cast, or a QuantizeLinear or DequantizeLinear",
-        needs="the graph of the file, and the neighbours of the node or a name in the form of inserted nodes",
+        needs="the graph of the file, and the operator or the neighbours of the node",
         remedy="place its neighbours on one provider, in one layout and type; the node then disappears",
         find=base.runtime_inserted,
     ),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 
@@ -20,7 +19,7 @@ from partita.observations.text_format import clean
 from partita.partition_reports.sections.model import Document, Table, text_of
 
 PARTS = files(__package__).joinpath("page")
-SHARED = ("frame", "blocks", "document")
+TEMPLATES = ("frame", "blocks", "document")
 POLICY = "default-src 'none'; style-src '{style}'; script-src '{script}'; base-uri 'none'; form-action 'none'"
 
 
@@ -32,13 +31,8 @@ def write_document(document: Document) -> str:
         "contents": [(section.key, section.title) for section in document.sections],
         "document": document,
     }
-    return _render("document", {}, contents)
-
-
-def render(folder: str, template: str, contents: Mapping[str, object]) -> str:
-    """A page from the `template` in a package `folder`."""
-    source = files(folder).joinpath(f"{template}.html.jinja").read_text(encoding="utf-8")
-    return _render(template, {template: source}, contents)
+    style, script = Markup(read_part("page.css")), Markup(read_part("page.js"))
+    return _environment().get_template("document").render(style=style, script=script, policy=policy(), **contents)
 
 
 def policy() -> str:
@@ -46,16 +40,10 @@ def policy() -> str:
     return POLICY.format(style=_digest(read_part("page.css")), script=_digest(read_part("page.js")))
 
 
-def _render(template: str, own: Mapping[str, str], contents: Mapping[str, object]) -> str:
-    style, script = Markup(read_part("page.css")), Markup(read_part("page.js"))
-    shared = {"style": style, "script": script, "policy": policy()}
-    return _environment(own).get_template(template).render(**shared, **contents)
-
-
-def _environment(own: Mapping[str, str]) -> Environment:
-    """A Jinja environment with escaping and strict names. `own`: additional templates."""
+def _environment() -> Environment:
+    """A Jinja environment with escaping and strict names."""
     made = Environment(
-        loader=DictLoader({**{name: read_part(f"{name}.html.jinja") for name in SHARED}, **own}),
+        loader=DictLoader({name: read_part(f"{name}.html.jinja") for name in TEMPLATES}),
         autoescape=True,
         undefined=StrictUndefined,
         finalize=_harmless,

@@ -35,7 +35,6 @@ from partita.partition_reports.sections.model import (
     Head,
     Line,
     Link,
-    Row,
     Section,
     Table,
     numbers,
@@ -44,11 +43,11 @@ from partita.partition_reports.sections.model import (
 from partita.partition_reports.sections.shared import (
     REASONS_PAGE,
     copied_bytes,
-    fallback_anchors,
     finding_key,
     first_of,
     for_reason,
     node_anchors,
+    probe_table,
     reason_anchor,
     situation_of,
 )
@@ -220,7 +219,6 @@ class Writer:
             for phase in report.phases
             for node in phase.nodes
         }
-        self.anchors = fallback_anchors(report)
         self.key = finding_key(report)
 
     def group(self, number: int, group: tuple[GroupKey, Sequence[Fallback]]) -> Group:
@@ -271,19 +269,13 @@ class Writer:
         blocks += _experiments(members)
         return Group("", tuple(blocks))
 
-    def row(self, entries: Sequence[Fallback]) -> Row:
+    def row(self, entries: Sequence[Fallback]) -> tuple[Cell, ...]:
         """One node with its cost in the last phase."""
         last = entries[-1]
         target = self.rows.get((last.phase, last.node, last.provider))
         name: Cell = Link(last.node, target) if target else last.node
-        cells = (
-            name,
-            last.op_type or "unknown",
-            listing(dict.fromkeys(entry.phase for entry in entries)),
-            last.source_line or NOT_KNOWN,
-            *_cost_cells(last.cost),
-        )
-        return Row(cells, self.anchors[last.phase, last.node, last.provider])
+        phases = listing(dict.fromkeys(entry.phase for entry in entries))
+        return name, last.op_type or "unknown", phases, last.source_line or NOT_KNOWN, *_cost_cells(last.cost)
 
 
 def _render_nodes(by_node: Mapping[str, Sequence[Fallback]]) -> Iterator[str]:
@@ -355,15 +347,5 @@ def _experiments(members: Sequence[Fallback]) -> Iterator[Fold]:
             if each.variants:
                 same_probes.setdefault(each.variants, {})[entry.node] = None
     for trials, nodes in same_probes.items():
-        rows = [
-            (
-                trial.change or "unchanged",
-                trial.factor.replace("_", " "),
-                trial.outcome.replace("_", " "),
-                trial.message or NOT_KNOWN,
-                "yes" if trial.cached else "no",
-            )
-            for trial in trials
-        ]
         title = f"{plural(len(trials), 'probe')} of {name_some(nodes, NAMED)}"
-        yield Fold(title, (table(title, ("change", "property", "outcome", "message", "cached"), rows),))
+        yield Fold(title, tuple(probe_table(title, trials)))

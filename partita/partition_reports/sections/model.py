@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from partita.observations.text_format import plural
+from pydantic import BaseModel
+
+from partita.observations.text_format import decimals, human_bytes, name_some, plural
 from partita.remedies import shell
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -156,12 +158,12 @@ class Plot:
 class Mark:
     """Mark of one provider in a map."""
 
-    provider: str
     label: str
     """Short name."""
     css: str
     """CSS class of the colour."""
     letter: str
+    """Its number, for readers who do not see the colour."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,8 +198,8 @@ class LayerMap:
     introduction: str
     legend: tuple[Mark, ...]
     phases: tuple[str, ...]
-    rows: tuple[tuple[str, str, tuple[MapCell, ...]], ...]
-    """Title, modules and cells of each layer."""
+    rows: tuple[tuple[str, tuple[MapCell, ...]], ...]
+    """Title and cells of each layer."""
     fallbacks: int
 
 
@@ -265,6 +267,28 @@ def numbers(*titles: str) -> tuple[Column, ...]:
 def pairs(caption: str, rows: Iterable[tuple[str, str | None]]) -> Pairs:
     """Names with one value each, without empty values."""
     return Pairs(caption, tuple((name, (value,)) for name, value in rows if value))
+
+
+def fields_of(record: BaseModel, *exclude: str, prefix: str = "") -> list[tuple[str, str]]:
+    """Names and values of a record's fields as text, without nested records and empty values (0, false, null)."""
+    return [
+        (f"{prefix}{name.removesuffix('_bytes').replace('_', ' ')}", _value_text(name, value))
+        for name, value in record
+        if value and name not in exclude and not any(isinstance(each, BaseModel) for each in _items(value))
+    ]
+
+
+def _items(value: object) -> tuple[object, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _value_text(name: str, value: object) -> str:
+    """The value of a field; the suffix of its name is the unit."""
+    if isinstance(value, int):
+        return "yes" if value is True else human_bytes(value) if name.endswith("_bytes") else f"{value:,}"
+    if isinstance(value, dict):
+        return ", ".join(f"{key or 'ai.onnx'} {each}" for key, each in value.items())
+    return decimals(value) if isinstance(value, float) else name_some(map(str, _items(value)))
 
 
 def text_of(cell: Cell) -> str:

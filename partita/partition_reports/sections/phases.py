@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from partita.observations.text_format import (
     NOT_KNOWN,
     decimals,
-    human_bytes,
     name_some,
     percent,
     plural,
@@ -15,17 +14,12 @@ from partita.observations.text_format import (
 )
 from partita.partition_reports.groups import added_nodes, file_counts, folded_nodes
 from partita.partition_reports.outcome import TOO_FEW, cache_text, is_timed, status_of, too_few_steps
-from partita.partition_reports.records import GroupShare, Phase, PhaseCost, ProviderShare, Report, Totals
+from partita.partition_reports.records import Phase, PhaseCost, ProviderShare, Report, Totals
 from partita.partition_reports.request_records import Speculation
-from partita.partition_reports.sections.model import Block, Column, Fold, Line, Pairs, Section, Table, numbers, table
+from partita.partition_reports.sections.model import Block, Column, Line, Pairs, Section, Table, table
 from partita.partition_reports.sections.shared import bytes_per_token, count_and_bytes
 
 Figure = tuple[str, ...]
-WORK = ("reads", "GFLOP", "of ceiling")
-WORK_NOTE = (
-    "One step. reads: weights, and cached keys and values. GFLOP: products and attention. of ceiling: the time of "
-    "this work at the measured rates of the machine, as a share of its host time."
-)
 TAILS = {95: 20, 99: 100}
 """Percentile -> minimum number of steps; with fewer steps it equals the slowest step."""
 
@@ -38,30 +32,6 @@ def section(report: Report) -> Section:
     if report.totals is not None:
         blocks.append(Pairs("The whole run", tuple(_totals(report.totals))))
     return Section("phases", "Phases", tuple(blocks))
-
-
-def work_section(report: Report) -> Section | None:
-    """Bytes and arithmetic per operator and layer, and their share of the measured ceilings; None if unknown."""
-    phases = [phase for phase in report.phases if any(entry.read_bytes is not None for entry in phase.by_op_type)]
-    if not phases:
-        return None
-    blocks: list[Block] = []
-    for title, field in (("operator", "by_op_type"), ("layer", "by_layer")):
-        groups = [{entry.name: entry for entry in getattr(phase, field)} for phase in phases]
-        names = dict.fromkeys(name for found in groups for name, entry in found.items() if entry.read_bytes)
-        rows = [(name, *(cell for found in groups for cell in _work_cells(found.get(name)))) for name in names]
-        heads = [Column(f"{phase.name} {each}", group=phase.name) for phase in phases for each in WORK]
-        blocks.append(table(f"Work by {title}", [title, *heads], rows))
-    blocks.append(Line(WORK_NOTE, tone="quiet"))
-    return Section("work", "Work", tuple(blocks))
-
-
-def _work_cells(entry: GroupShare | None) -> tuple[str, str, str]:
-    """Bytes read, arithmetic, and share of the measured ceilings of one group."""
-    if entry is None or entry.read_bytes is None:
-        return NOT_KNOWN, NOT_KNOWN, NOT_KNOWN
-    share = NOT_KNOWN if entry.ceiling_share is None else percent(entry.ceiling_share)
-    return human_bytes(entry.read_bytes), decimals(entry.flops, 1e-9), share
 
 
 def note(report: Report, phase: Phase) -> str:
@@ -103,13 +73,9 @@ def _render_nodes(count: int, entry: ProviderShare | None) -> str:
 
 
 def _cost_figures(phases: Sequence[Phase], *, timed: bool) -> Iterator[Figure]:
-    """Partitions, crossings, copies, bytes and waits of one run, and per token if there are tokens."""
+    """Partitions, copies, bytes and waits of one run, and per token if there are tokens."""
     costs = [phase.cost for phase in phases]
     yield "partitions", *(f"{len(phase.partitions):,}" for phase in phases)
-    yield (
-        "tensors between partitions",
-        *_each(costs, lambda cost: count_and_bytes(cost.crossings, cost.crossing_bytes_per_run)),
-    )
     yield (
         "copies between devices",
         *_each(costs, lambda cost: count_and_bytes(cost.copies, cost.copy_bytes_per_run, cost.copy_bytes_at_least)),
@@ -172,12 +138,6 @@ def cache_section(report: Report) -> Section | None:
     blocks: list[Block] = [Line(f"{plural(cache.states, 'state')}: {cache_text(cache)}{steps}")]
     moved = [entry.name for entry in cache.entries if not entry.in_place and status != "not_checked"]
     blocks += [Line(name_some(moved, NAMED_STATES), "NOT in place", "bad")] if moved else []
-    rows = [
-        (entry.name, entry.kind, entry.memory, human_bytes(entry.size_bytes), "yes" if entry.in_place else "NO")
-        for entry in cache.entries
-    ]
-    heads = ("state", "kind", "memory", Column("size"), "in place")
-    blocks.append(Fold("All states", (table("States of the KV cache", heads, rows),)))
     return Section("cache", "KV cache", tuple(blocks))
 
 
@@ -186,25 +146,10 @@ def speculation_section(report: Report) -> Section | None:
     found = report.speculation
     if found is None:
         return None
-    seconds = f"Drafting took {decimals(found.draft_seconds)} of {decimals(found.seconds)} s."
-    one = next((entry.step_p50_ms for entry in found.widths if entry.width == 1), None)
-    rows = [
-        (
-            str(entry.width),
-            f"{entry.steps:,}",
-            f"{entry.tokens:,}",
-            decimals(entry.tokens / entry.steps),
-            decimals(entry.step_p50_ms),
-            NOT_KNOWN if not one else decimals(entry.step_p50_ms / one),
-        )
-        for entry in found.widths
-    ]
-    heads = numbers("input tokens", "steps", "tokens", "tokens per step", "step p50, ms", "relative to 1 token")
-    steps = table("Steps by input tokens per row", heads, rows)
-    blocks: list[Block] = [Line(_acceptance_text(found)), Line(seconds), steps]
-    if found.drafted:
-        blocks.insert(0, Line(speedup_text(found)))
-    return Section("speculation", "Speculative decoding", tuple(blocks))
+    lines = [speedup_text(found)] if found.drafted else []
+    lines += [_acceptance_text(found)]
+    lines += [f"Drafting took {decimals(found.draft_seconds)} of {decimals(found.seconds)} s."]
+    return Section("speculation", "Speculative decoding", tuple(map(Line, lines)))
 
 
 def speedup_text(found: Speculation) -> str:

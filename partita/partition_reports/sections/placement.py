@@ -1,4 +1,4 @@
-"""Nodes and time by operator, module and layer; parts of fused nodes; the list of all nodes; the map of the layers."""
+"""Nodes and time by operator, module and layer; the list of all nodes; the map of the layers."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from partita.diagnosis.graphs import COMPILED
-from partita.diagnosis.naming import module_group
 from partita.diagnosis.records import Fallback
-from partita.observations.names import CPU, UNKNOWN
-from partita.observations.records import PhaseName
+from partita.observations.names import UNKNOWN
 from partita.observations.text_format import (
     NOT_KNOWN,
     decimals,
@@ -23,15 +21,12 @@ from partita.observations.text_format import (
     tally,
 )
 from partita.partition_reports.groups import (
-    LAYER,
     Node,
-    grouped,
     layer_key,
     layer_order,
     op_type_of,
     positions_in,
     provider_of,
-    ran_by,
     report_rows,
 )
 from partita.partition_reports.outcome import fallback_nodes, fallbacks_of, is_timed, preferred_of, used_phases
@@ -45,13 +40,11 @@ from partita.partition_reports.records import (
 )
 from partita.partition_reports.sections.model import (
     Block,
-    Cell,
     Column,
     Fold,
     Head,
     LayerMap,
     Line,
-    Link,
     MapCell,
     MapNode,
     Mark,
@@ -63,7 +56,6 @@ from partita.partition_reports.sections.model import (
 )
 from partita.partition_reports.sections.shared import (
     COPY_OPERATORS,
-    fallback_anchors,
     is_copy,
     node_anchors,
     on_providers,
@@ -72,8 +64,6 @@ from partita.partition_reports.sections.shared import (
 
 NAMED_EXECUTED = 3
 """Maximum executed nodes named in the title of a node."""
-NAMED_MODULES = 4
-"""Maximum modules named in a row outside the layers."""
 COLOURS = 6
 """Number of provider colours in the style; they repeat for further providers."""
 INTRODUCTION = "Every block is a node of the file, or one that ONNX Runtime added, in execution order."
@@ -87,14 +77,10 @@ def layer_map(report: Report) -> LayerMap:
     for phase in report.phases:
         counts.update({entry.provider: entry.nodes for entry in phase.providers})
     main = max(counts, key=lambda provider: counts[provider], default=UNKNOWN)
-    columns = []
-    for phase in phases:
-        targets = {node.name: anchors[phase.name, node.position] for node in phase.nodes}
-        columns.append((phase, targets))
+    columns = [(phase, {node.name: anchors[phase.name, node.position] for node in phase.nodes}) for phase in phases]
     rows = [
         (
             name,
-            _modules(name, members),
             tuple(
                 _cell(report, phase, name, nodes, [_map_node(node, marks, main, targets) for node in nodes])
                 for (phase, targets), nodes in zip(columns, members, strict=True)
@@ -127,15 +113,6 @@ def layer_rows(phases: Sequence[Phase]) -> dict[str, tuple[list[Node], ...]]:
     return {name: found[name] for name in sorted(found, key=layer_order)}
 
 
-def _modules(name: str, members: Sequence[Sequence[Node]]) -> str:
-    """The modules of a row outside the layers."""
-    if name.startswith(LAYER):
-        return ""
-    named = (node.module for nodes in members for node in nodes if node.module and isinstance(node, FileNode))
-    names = list(dict.fromkeys(map(module_group, named)))
-    return ", ".join(names[:NAMED_MODULES]) + (", …" if len(names) > NAMED_MODULES else "")
-
-
 def _cell(report: Report, phase: Phase, name: str, nodes: Sequence[Node], drawn: Sequence[MapNode]) -> MapCell:
     """The nodes of the layer `name` in one phase."""
     time = next((entry.host_us_per_run for entry in phase.by_layer if entry.name == name), None)
@@ -159,7 +136,7 @@ def _cell(report: Report, phase: Phase, name: str, nodes: Sequence[Node], drawn:
 def _map_node(node: Node, marks: Mapping[str, Mark], main: str, targets: Mapping[str, str]) -> MapNode:
     """A node in the colour of its provider. `main`: the provider with the most nodes; `targets`: node -> its row."""
     mark = marks[provider_of(node)]
-    css, sign = mark.css, "" if mark.provider == main else mark.letter
+    css, sign = mark.css, "" if provider_of(node) == main else mark.letter
     if is_copy(node):
         css, sign = f"{mark.css} m", COPY_OPERATORS[node.op_type or ""]
     elif sign:
@@ -174,28 +151,18 @@ def find_marks(report: Report) -> dict[str, Mark]:
     """The marks of every provider of the report: the chain, then other providers with nodes."""
     ran = [provider_of(node) for phase in report.phases for node in (*report_rows(phase), *phase.nodes)]
     providers = list(dict.fromkeys([*(entry.provider for entry in report.chain), *ran]))
-    letters = pick_letters(providers)
     known = [provider for provider in providers if provider != UNKNOWN]
     # Only the preferred provider has the first colour.
     colours = {name: f"e{n if n < COLOURS else n % (COLOURS - 1) + 1}" for n, name in enumerate(known)}
     return {
-        provider: Mark(provider, short_provider(provider), colours.get(provider, "eu"), letters[provider])
-        for provider in providers
+        provider: Mark(short_provider(provider), colours.get(provider, "eu"), str(number) if provider in known else "?")
+        for number, provider in enumerate(providers, 1)
     }
-
-
-def pick_letters(providers: Sequence[str]) -> dict[str, str]:
-    """A letter per provider: the first free letter of its short name; C is reserved for the CPU."""
-    letters: dict[str, str] = {UNKNOWN: "?"}
-    for provider in sorted(providers, key=lambda name: name != CPU):
-        free = (mark.upper() for mark in short_provider(provider) if mark.isascii() and mark.isalnum())
-        letters.setdefault(provider, next((mark for mark in free if mark not in letters.values()), "*"))
-    return letters
 
 
 Groups = Callable[[Phase], Sequence[GroupShare]]
 NAMED = 8
-"""Maximum lines about fused and compiled nodes, and nodes named in a cell."""
+"""Maximum nodes named in a cell."""
 
 
 def section(report: Report) -> Section | None:
@@ -274,7 +241,7 @@ def _group_row(
 
 
 def _about_providers(report: Report) -> Iterator[Line]:
-    """Operators of each provider if there are several, parts of fused nodes, and control flow."""
+    """Operators of each provider if there are several or if nodes were fused, and control flow."""
     for phases in placements(report):
         phase, where = phases[0], in_phases(phase.name for phase in phases)
         if len(phase.providers) > 1 or any(node.replaces for node in phase.nodes):
@@ -282,34 +249,8 @@ def _about_providers(report: Report) -> Iterator[Line]:
                 executed = f"{plural(entry.executed_nodes, 'node')} for {entry.nodes:,} of the file: "
                 text = executed if entry.nodes != entry.executed_nodes else ""
                 yield Line(f"{text}{tally(entry.op_types)}", f"{short_provider(entry.provider)}{where}")
-        for line in _parts_of_nodes(phase):
-            yield Line(line, tone="quiet")
         if phase.subgraphs is not None:
             yield Line(_render_bodies(phase.subgraphs), f"Control-flow subgraphs{where}, not in other figures")
-
-
-def _parts_of_nodes(phase: Phase) -> list[str]:
-    """Parts of compiled and fused nodes; nodes with equal parts in different layers share a line."""
-    fused: dict[tuple[str, tuple[str, ...]], list[NodePlacement]] = {}
-    compiled: dict[str, list[str]] = {}
-    rows = ran_by(phase)
-    for node in phase.nodes:
-        if node.op_type == COMPILED:
-            made_of = f"{plural(len(node.replaces), 'node')} of {node.module or 'several modules'}"
-            compiled.setdefault(made_of, []).append(node.name)
-        elif node.replaces:
-            kinds = tuple(row.op_type or UNKNOWN for row in rows.get(node.name, ()) if row.name != node.name)
-            fused.setdefault((op_type_of(node), kinds), []).append(node)
-    lines = [
-        f"{name_some(names, NAMED)}: {'each ' if len(names) > 1 else ''}compiled from {made_of}"
-        for made_of, names in compiled.items()
-    ]
-    lines += [
-        f"{op}: {plural(len(nodes), 'node')} in place of {' + '.join(kinds)}, e.g. {nodes[0].replaces[-1]}"
-        for (op, kinds), nodes in fused.items()
-    ]
-    left = len(lines) - NAMED
-    return [*lines[:NAMED], *([f"and {plural(left, 'more kind')}"] if left > 0 else [])]
 
 
 def _render_bodies(bodies: Subgraphs) -> str:
@@ -362,15 +303,16 @@ def nodes_section(report: Report) -> Section | None:
 
 def _node_table(report: Report, phases: Sequence[Phase]) -> Table:
     """The nodes of phases with equal placement."""
-    anchors, fallbacks = node_anchors(report), fallback_anchors(report)
-    reasons = {(entry.phase, entry.node, entry.provider): _render_reasons(entry) for entry in fallbacks_of(report)}
+    anchors = node_anchors(report)
+    reasons: dict[tuple[str, str], dict[str, None]] = {}
+    for entry in fallbacks_of(report):
+        if any(entry.phase == phase.name for phase in phases):
+            reasons.setdefault((entry.node, entry.provider), {})[_render_reasons(entry)] = None
     timed = [phase for phase in phases if any(node.host_us_per_run is not None for node in phase.nodes)]
     times = [{node.name: node.host_us_per_run for node in phase.nodes} for phase in timed]
     last = phases[-1]
     rows = []
     for node in last.nodes:
-        key = (last.name, node.name, provider_of(node))
-        reason: Cell = Link(_in_each(phases, node, reasons), fallbacks[key]) if key in fallbacks else ""
         cells = (
             str(node.position),
             node.name,
@@ -380,7 +322,7 @@ def _node_table(report: Report, phases: Sequence[Phase]) -> Table:
             node.module or "",
             *(decimals(known.get(node.name), 1e-3) for known in times),
             human_bytes(node.output_bytes),
-            reason,
+            listing(reasons.get((node.name, provider_of(node)), ())),
             ("compiled from " if node.op_type == COMPILED and node.replaces else "") + name_some(node.replaces, NAMED),
         )
         rows.append(Row(cells, anchors[last.name, node.position]))
@@ -388,14 +330,6 @@ def _node_table(report: Report, phases: Sequence[Phase]) -> Table:
     heads += [*numbers(*(f"{phase.name} host ms" for phase in timed), "output"), "reason", "replaces"]
     runs = "the last run" if last.name == "run" else f"the last run of {last.name}"
     return table(f"Nodes in execution order; output: bytes in {runs}", heads, rows, name=1)
-
-
-def _in_each(phases: Sequence[Phase], node: NodePlacement, reasons: Mapping[tuple[PhaseName, str, str], str]) -> str:
-    """The reasons of a node, with phases if they differ."""
-    where = provider_of(node)
-    names = [phase.name for phase in phases if (phase.name, node.name, where) in reasons]
-    found = grouped(names, lambda name: reasons[name, node.name, where])
-    return listing(f"{text}{in_phases(names) if len(found) > 1 else ''}" for text, names in found.items())
 
 
 def _render_reasons(entry: Fallback) -> str:

@@ -10,12 +10,11 @@ from partita.partition_reports.outcome import headline
 from partita.partition_reports.records import Report
 from partita.partition_reports.render.show import View, Views
 from partita.partition_reports.sections import (
-    arithmetic,
+    copies,
     fallbacks,
     kernels,
     machine,
     overview,
-    partitions,
     phases,
     placement,
 )
@@ -56,12 +55,8 @@ PARTS = (
     fallbacks.section,
     kernels.section,
     placement.section,
-    arithmetic.quantised_section,
-    arithmetic.floats_section,
     placement.layers_section,
-    phases.work_section,
-    partitions.section,
-    partitions.copies_section,
+    copies.section,
     phases.cache_section,
     placement.nodes_section,
     checks_section,

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from partita.diagnosis.actions import Action, Situation, each, steps_for
-from partita.diagnosis.records import Fallback, SkippedProvider
+from partita.diagnosis.records import Fallback, SkippedProvider, VariantRecord
 from partita.observations.codes import PROVIDER_CODES
+from partita.observations.facts import AS_IS
 from partita.observations.records import Environment
 from partita.observations.text_format import decimals, human_bytes, plural, short_provider
+from partita.partition_reports.copies import subgraph_copies
 from partita.partition_reports.cost import total_bytes
 from partita.partition_reports.groups import Node
 from partita.partition_reports.outcome import TOO_FEW, merge_phases, too_few_steps, used_phases
-from partita.partition_reports.partitions import subgraph_copies
 from partita.partition_reports.records import Copy, Phase, PhaseCost, Report
+from partita.partition_reports.sections.model import Block, Column, Line, table
 from partita.remedies import split
 
 REASONS_PAGE = "docs/reasons.md"
@@ -44,11 +46,6 @@ def speed_text(phase: Phase) -> tuple[str, ...]:
     if phase.steps < 2 or phase.step_p50_ms is None:
         return speed, f"{of}{few}"
     return speed, f"mean of {of}; median step {decimals(phase.step_p50_ms)} ms{few}"
-
-
-def best_observed(phases: Sequence[Phase]) -> Phase:
-    """The last profiled phase, which has sizes, of phases with equal placement; else the last phase."""
-    return max(enumerate(phases), key=lambda entry: (entry[1].observed_runs > 0, entry[0]))[1]
 
 
 def on_providers(counts: dict[str, int]) -> str:
@@ -98,40 +95,14 @@ def runtime_name(machine: Environment) -> str:
     return " ".join([*([", ".join(named)] if named else ["onnxruntime"]), imported])
 
 
-def span(first: int, count: int) -> str:
-    """`3` or `3-7`."""
-    return str(first) if count == 1 else f"{first}-{first + count - 1}"
-
-
 def node_anchors(report: Report) -> dict[tuple[str, int], str]:
     """(phase, position) -> anchor in the list of nodes; phases with equal placement share rows."""
-    groups = node_groups(report)
     return {
-        (phase.name, node.position): f"{groups[phase.name]}{node.position}"
-        for phase in report.phases
+        (phase.name, node.position): f"n{number}-{node.position}"
+        for number, phases in enumerate(merge_phases(report.phases))
+        for phase in phases
         for node in phase.nodes
     }
-
-
-def node_groups(report: Report) -> dict[str, str]:
-    """Phase -> prefix of its row anchors, to be followed by the node's position."""
-    merged = enumerate(merge_phases(report.phases))
-    return {phase.name: f"n{number}-" for number, phases in merged for phase in phases}
-
-
-def fallback_anchors(report: Report) -> dict[tuple[str, str, str], str]:
-    """(phase, node, provider) -> anchor of its fallback, for nodes with a fallback.
-
-    The provider distinguishes nodes in control-flow subgraphs from plan nodes of the same name. Phases with equal
-    findings share an anchor.
-    """
-    known = finding_key(report)
-    keys = {
-        (entry.phase, entry.node, entry.provider): (entry.provider, entry.node, known(entry))
-        for entry in report.fallbacks
-    }
-    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys.values()))}
-    return {place: f"w{numbers[key]}" for place, key in keys.items()}
 
 
 def reason_anchor(number: int) -> str:
@@ -167,6 +138,22 @@ def first_of(texts: Iterable[str]) -> str:
     """The first of several texts, with the number of different texts if there are several."""
     different = list(dict.fromkeys(texts))
     return different[0] + (f" (one of {len(different)})" if len(different) > 1 else "")
+
+
+def probe_table(title: str, variants: Sequence[VariantRecord]) -> Iterator[Block]:
+    """Probes as a table of changes and outcomes, with the messages below it."""
+    quoted = list(dict.fromkeys(trial.message for trial in variants if trial.message))
+    rows = [
+        (
+            "unchanged" if trial.factor == AS_IS else trial.factor.replace("_", " "),
+            trial.change,
+            trial.outcome.replace("_", " "),
+            f"[{quoted.index(trial.message) + 1}]" if trial.message else "",
+        )
+        for trial in variants
+    ]
+    yield table(title, ("property", "change", "outcome", Column("message")), rows)
+    yield from (Line(f"[{number}] {text}") for number, text in enumerate(quoted, 1))
 
 
 OF_FOLDER = ("variant", "contract", "max-length")

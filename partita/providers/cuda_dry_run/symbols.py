@@ -153,8 +153,8 @@ def c_text(name: str) -> str:
 def read_required(library: Path) -> RequiredSymbols:
     """CUDA libraries and functions that a shared library needs.
 
-    Raises InstallationError if pyelftools is missing, ProviderError if the file is not an x86-64 shared library with a
-    symbol table.
+    Raises InstallationError if pyelftools is missing, ProviderError if the file is not a shared library with a symbol
+    table.
     """
     try:
         from elftools.common.exceptions import ELFError
@@ -164,8 +164,6 @@ def read_required(library: Path) -> RequiredSymbols:
     try:
         with library.open("rb") as stream:
             file = ELFFile(stream)
-            if file["e_machine"] != "EM_X86_64":
-                raise ProviderError(f"{library}: built for {file['e_machine']}; the dry run covers x86-64 only")
             needed = tuple(
                 tag.needed
                 for tag in section(file, library, ".dynamic").iter_tags("DT_NEEDED")
@@ -209,7 +207,10 @@ def exports(wanted: RequiredSymbols, build: str) -> dict[str, dict[str, str | No
     by_soname = {library.soname: library for library in LIBRARIES}
     unknown_libraries = [soname for soname in wanted.sonames if soname not in by_soname]
     if unknown_libraries:
-        raise ProviderError(_unknown_libraries(unknown_libraries, build))
+        raise ProviderError(
+            f"{build} needs {', '.join(unknown_libraries)}, for which the dry run has no stub; it covers CUDA "
+            f"{CUDA_MAJOR}: install an onnxruntime-gpu for CUDA {CUDA_MAJOR}, or a newer Partita"
+        )
     result: dict[str, dict[str, str | None]] = {
         library.soname: dict.fromkeys(sorted(library.names())) if library.lazy else {} for library in LIBRARIES
     }
@@ -227,14 +228,3 @@ def exports(wanted: RequiredSymbols, build: str) -> dict[str, dict[str, str | No
             "use an ONNX Runtime that this Partita was tested with, or a newer Partita"
         )
     return result
-
-
-def _unknown_libraries(sonames: list[str], build: str) -> str:
-    """Message for CUDA libraries without a stub."""
-    stems = {library.stem for library in LIBRARIES}
-    if any(soname.partition(".so")[0] in stems for soname in sonames):
-        return (
-            f"{build} is built for another CUDA version ({', '.join(sonames)}); the dry run covers CUDA {CUDA_MAJOR}: "
-            f"install an onnxruntime-gpu for CUDA {CUDA_MAJOR}"
-        )
-    return f"{build} needs {', '.join(sonames)}, for which the dry run has no stub; a newer Partita may have one"

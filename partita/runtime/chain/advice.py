@@ -57,10 +57,10 @@ def export_again(graph: Path, codes: Sequence[str], provider: str, *, probing: b
         return None
     situation = Situation(package, str(folder), (provider,))
     for code in codes:
-        actions = [action for action in steps_for(situation, code, provider) if action.exports]
-        remedies = [(each, replace(each.remedy, text=each.title[:1].lower() + each.title[1:])) for each in actions]
+        actions = [action for action in steps_for(situation, code, provider) if action.step.exports]
+        remedies = [(each.step, replace(each.remedy, text=each.title[:1].lower() + each.title[1:])) for each in actions]
         with_probes, certain = (
-            next((each for action, each in remedies if action.queries_provider is asks), None) for asks in (True, False)
+            next((each for step, each in remedies if step.chooses_lowering is asks), None) for asks in (True, False)
         )
         if with_probes is not None and probing:
             return replace(with_probes, alternative=certain)

@@ -283,7 +283,6 @@ class GenerationLoop:
             is_repeated=plan.is_prefill and again,
             drafted=sum(drafted),
             accepted=sum(row.accepted for row in verified),
-            width=plan.new_tokens,
             draft_seconds=drafts.seconds,
             errors=errors,
             logprobs=logprobs(self.rows),

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -116,16 +115,7 @@ def nodes_of(model: bytes) -> tuple[tuple[GraphNode, ...], tuple[GraphNode, ...]
 
 def _graph_nodes(graph: onnx.GraphProto) -> tuple[GraphNode, ...]:
     """The nodes of a graph, without subgraphs."""
-    constants = {tensor.name: tensor for tensor in graph.initializer}
-    return with_forms(graph, (replace(graph_node(node), matrix=_matrix(node, constants)) for node in graph.node))
-
-
-def _matrix(node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto]) -> str:
-    """Element type of the largest constant of rank 2 or more that a node reads; empty without one."""
-    read = [constants[name] for name in node.input if name in constants]
-    matrices = [tensor for tensor in read if len(tensor.dims) > 1]
-    largest = max(matrices, key=lambda tensor: math.prod(tensor.dims), default=None)
-    return "" if largest is None else dtypes.name_of(largest.data_type)
+    return with_forms(graph, map(graph_node, graph.node))
 
 
 def check_external_data(model: onnx.ModelProto, path: Path, folder: Path) -> None:

@@ -52,8 +52,8 @@ def test_report_contains_speculation_statistics(package: Path) -> None:
         answered(model, draft=package)
         told = model.report().speculation
         assert told is not None and (told.kind, told.draft) == ("draft", package.name)
-        assert told.accepted == told.drafted and sum(entry.steps for entry in told.widths) == told.steps
-        assert sum(entry.tokens for entry in told.widths) == told.tokens == N - 1 - 4, "four steps were profiled"
+        assert told.accepted == told.drafted
+        assert told.tokens == N - 1 - 4, "four steps were profiled"
         found = {part.key: part for part in sections(model.report())}["speculation"]
         assert "accepted (100.0 %)" in str(found) and model.report().request.options["draft"] == str(package)
         answered(model)

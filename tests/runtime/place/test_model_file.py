@@ -67,15 +67,3 @@ def test_node_origin_is_read_from_metadata_or_name(
         node.metadata_props.add(key=key, value=value)
     fact = graph_node(node)
     assert (fact.module, fact.source) == facts
-
-
-def test_matrix_is_dtype_of_largest_two_dimensional_constant(tmp_path):
-    """Computed inputs and vectors do not count."""
-    kinds = {"table": (onnx.TensorProto.BFLOAT16, [4, 2]), "bias": (onnx.TensorProto.FLOAT, [9]), "odd": (0, [9, 9])}
-    constants = [onnx.TensorProto(name=name, data_type=kind, dims=dims) for name, (kind, dims) in kinds.items()]
-    reads = {"rows": ["table", "ids"], "sum": ["rows", "bias"], "wide": ["table", "bias"], "strange": ["odd"]}
-    nodes = [onnx.helper.make_node("Any", inputs, [name], name=name) for name, inputs in reads.items()]
-    graph = onnx.helper.make_graph(nodes, "g", [], [], constants)
-    onnx.save(onnx.helper.make_model(graph), tmp_path / "m.onnx")
-    found = {node.name: node.matrix for node in read_model_file(tmp_path / "m.onnx", tmp_path).nodes}
-    assert found == {"rows": "bfloat16", "sum": "", "wide": "bfloat16", "strange": ""}

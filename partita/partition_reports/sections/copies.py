@@ -1,4 +1,4 @@
-"""Partitions and the tensors between them; copies between devices."""
+"""Copies between devices."""
 
 from __future__ import annotations
 
@@ -8,86 +8,16 @@ from partita.observations.text_format import (
     NOT_KNOWN,
     decimals,
     families,
-    human_bytes,
     in_phases,
     per_run,
     plural,
-    short_provider,
 )
 from partita.partition_reports.cost import waiting_us
 from partita.partition_reports.groups import grouped
 from partita.partition_reports.outcome import is_timed, merge_phases
-from partita.partition_reports.records import BoundaryTensor, Copy, Partition, Phase, Report
-from partita.partition_reports.sections.model import (
-    Block,
-    Column,
-    Head,
-    Line,
-    Section,
-    Table,
-    numbers,
-    table,
-)
-from partita.partition_reports.sections.shared import (
-    best_observed,
-    copied_bytes,
-    placements,
-    span,
-    subgraph_suffix,
-)
-
-
-def section(report: Report) -> Section | None:
-    """Partitions and the tensors at their borders; None if there are none."""
-    blocks: list[Block] = []
-    for phases in placements(report):
-        phase = best_observed(phases)
-        where = in_phases(phase.name for phase in phases)
-        blocks.append(_partition_table(phase, where))
-    if any(phase.partitions for phase in report.phases):
-        blocks.append(
-            Line("session: inputs and outputs of the model. other: tensors of other partitions.", tone="quiet")
-        )
-    return Section("partitions", "Partitions", tuple(blocks)) if blocks else None
-
-
-def _partition_table(phase: Phase, where: str) -> Table:
-    """One row per partition."""
-    heads: tuple[Head, ...] = (Column("#"), "provider", *numbers("nodes", "positions"))
-    parts = phase.partitions
-
-    def rest(shown: int) -> str:
-        others = parts[shown:]
-        return f"and {plural(len(others), 'more partition')}: {plural(sum(part.nodes for part in others), 'node')}"
-
-    caption = f"{plural(len(parts), 'partition')}{where}, in execution order; bytes {per_run(phase.name)}"
-    rows = [_partition_row(part) for part in parts]
-    return table(caption, (*heads, "tensors in", "tensors out"), rows, rest=rest)
-
-
-def _partition_row(part: Partition) -> tuple[str, ...]:
-    directions = ("in", "out")
-    borders = [_render_border([tensor for tensor in part.boundary if tensor.direction == each]) for each in directions]
-    where = span(part.first_position, part.nodes)
-    return (str(part.index), short_provider(part.provider), f"{part.nodes:,}", where, *borders)
-
-
-def _render_border(tensors: Sequence[BoundaryTensor]) -> str:
-    """Number and bytes of tensors that cross the border, by side (session, other)."""
-    if not tensors:
-        return "none"
-    session = sum(tensor.other_side == "session" for tensor in tensors)
-    sides = [(session, "session"), (len(tensors) - session, "other")]
-    return ", ".join(f"{count} {side}" for count, side in sides if count) + f", {_total_bytes(tensors)}"
-
-
-def _total_bytes(tensors: Iterable[BoundaryTensor]) -> str:
-    """Sum of the known sizes, marked if some are unknown."""
-    sizes = [tensor.size_bytes for tensor in tensors]
-    known = [size for size in sizes if size is not None]
-    if not known:
-        return "size unknown"
-    return human_bytes(sum(known)) + (" or more" if len(known) < len(sizes) else "")
+from partita.partition_reports.records import Copy, Phase, Report
+from partita.partition_reports.sections.model import Block, Head, Line, Section, Table, numbers, table
+from partita.partition_reports.sections.shared import copied_bytes, placements, subgraph_suffix
 
 
 def _family_names(names: Iterable[str]) -> dict[str, str]:
@@ -102,7 +32,7 @@ TIMED = (
 UNTIMED = "-: unknown, because the size depends on values."
 
 
-def copies_section(report: Report) -> Section | None:
+def section(report: Report) -> Section | None:
     """Copies between devices, by family; None if no nodes are known."""
     placed = placements(report)
     if not placed:
@@ -133,7 +63,8 @@ def _where(phases: Sequence[Phase]) -> str:
 
 def _family_table(report: Report, phases: Sequence[Phase]) -> Table:
     """One row for copies whose direction, tensor and cause differ only in numbers, such as the layer."""
-    phase, timed = best_observed(phases), is_timed(report)
+    timed = is_timed(report)
+    phase = max(reversed(phases), key=lambda phase: phase.observed_runs > 0)  # observed runs have sizes
     families_of_copies = _find_families(phase.copies)
 
     def rest(shown: int) -> str:

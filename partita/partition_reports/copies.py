@@ -1,147 +1,35 @@
 """Partitions and copies between devices, with their causes.
 
-A partition is a maximal run of consecutive nodes on one provider. Tensors that cross its borders come from the
-optimised graph, else from the exported graph, without tensors that exist only after fusion. Copies are Memcpy nodes,
-and graph inputs and outputs in other memory.
+Copies are Memcpy nodes, and graph inputs and outputs in other memory.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-from partita import dtypes
 from partita.diagnosis.graphs import MEMCPY_OPS, OptimisedGraph, edges
 from partita.diagnosis.session_index import SessionIndex
-from partita.observations.facts import NodeEvent, PortFact
+from partita.observations.facts import PortFact
 from partita.observations.records import PhaseName
 from partita.partition_reports.groups import provider_of
-from partita.partition_reports.records import BoundaryTensor, Copy, CopyDirection, NodePlacement, Partition, Phase
-from partita.partition_reports.timing import NodeTimes
-
-SESSION = "session"
+from partita.partition_reports.records import Copy, CopyDirection, NodePlacement, Partition, Phase
 
 
-def find_partitions(
-    index: SessionIndex, phase: PhaseName, nodes: tuple[NodePlacement, ...], times: NodeTimes
-) -> tuple[Partition, ...]:
-    """The partitions, with the tensors that enter and leave each."""
-    spans = _cut(nodes)
-    part_of = {position: number for number, (start, end) in enumerate(spans) for position in range(start, end)}
-    boundaries: list[list[BoundaryTensor]] = [[] for _ in spans]
-    sizes = _tensor_sizes(index, times)
-    names = index.optimised.other_names if index.optimised is not None else {}
-    makers, readers = _parts_of_tensors(index, nodes, part_of)
-
-    def add(part: int, name: str, direction: Literal["in", "out"], other_side: object, size: int | None) -> None:
-        tensor = BoundaryTensor(name=name, direction=direction, other_side=str(other_side), size_bytes=size)
-        boundaries[part].append(tensor)
-
-    for tensor, source in makers.items():  # once out and once in, for each other partition that reads it
-        for target in readers.get(tensor, ()):
-            if target != source:
-                size, name = sizes.get(tensor), names.get(tensor, tensor)
-                add(source, name, "out", target, size)
-                add(target, name, "in", source, size)
-    for port in index.facts.ports:
-        size = sizes.get(port.name, port_bytes(port, phase))
-        if port.direction == "input":
-            for target in readers.get(port.name, ()):
-                add(target, port.name, "in", SESSION, size)
-        elif port.name in makers:
-            add(makers[port.name], port.name, "out", SESSION, size)
-    return tuple(
-        Partition(
-            index=number,
-            provider=provider_of(nodes[start]),
-            first_position=start,
-            nodes=end - start,
-            boundary=tuple(sorted(boundaries[number], key=lambda tensor: tensor.direction)),
-        )
-        for number, (start, end) in enumerate(spans)
-    )
-
-
-def _cut(nodes: tuple[NodePlacement, ...]) -> list[tuple[int, int]]:
-    """Half-open ranges of positions whose nodes share a provider."""
-    spans: list[tuple[int, int]] = []
-    for position, node in enumerate(nodes):
-        if spans and provider_of(node) == provider_of(nodes[position - 1]):
-            spans[-1] = (spans[-1][0], position + 1)
-        else:
-            spans.append((position, position + 1))
-    return spans
-
-
-def _parts_of_tensors(
-    index: SessionIndex, nodes: tuple[NodePlacement, ...], part_of: Mapping[int, int]
-) -> tuple[dict[str, int], dict[str, list[int]]]:
-    """Tensor -> the partition that produces it, and tensor -> the partitions that read it.
-
-    Without the optimised graph a fused node has the edges of its parts.
-    """
-    parts = {node.name: part_of[node.position] for node in nodes}
-    if index.optimised is None:
-        parts |= {name: part_of[node.position] for node in nodes for name in node.replaces}
-    graph = index.file_nodes if index.optimised is None else index.optimised.nodes
-    makers, readers = edges({name: node for name, node in graph.items() if name in parts})
-    return (
-        {tensor: parts[name] for tensor, name in makers.items()},
-        {tensor: list(dict.fromkeys(parts[name] for name in names)) for tensor, names in readers.items()},
-    )
+def find_partitions(nodes: Sequence[NodePlacement]) -> tuple[Partition, ...]:
+    """Maximal runs of consecutive nodes on one provider."""
+    found: list[Partition] = []
+    for provider, group in itertools.groupby(nodes, provider_of):
+        members = list(group)
+        part = Partition(index=len(found), provider=provider, first_position=members[0].position, nodes=len(members))
+        found.append(part)
+    return tuple(found)
 
 
 def port_bytes(port: PortFact, phase: PhaseName) -> int | None:
     """Bytes of a graph input or output; in prefill known for states only, because others depend on the prompt."""
     return port.bytes_per_decode_step if phase != "prefill" or port.role == "state" else None
-
-
-def _tensor_sizes(index: SessionIndex, times: NodeTimes) -> dict[str, int]:
-    """Bytes of tensors, from their node's outputs in the last observed run; both tensors of a copy have one size."""
-    sizes: dict[str, int] = {}
-    for name, event in times.last_events.items():
-        node = index.optimised.nodes.get(name) if index.optimised is not None else index.file_nodes.get(name)
-        if node is not None:
-            made = _output_sizes(tuple(tensor for tensor in node.outputs if tensor), event)
-            copied = node.inputs if name in index.memcpy else ()
-            sizes.update(made)
-            sizes.update((tensor, size) for tensor in copied for size in made.values())
-        elif name in index.compiled:
-            sizes.update(_output_sizes(_outputs_of(index, name), event))
-    return sizes
-
-
-def _outputs_of(index: SessionIndex, name: str) -> tuple[str, ...]:
-    """The output of a compiled subgraph if it has exactly one; the order of several outputs is unknown."""
-    inside = index.replaces(name)
-    made = {tensor for each in inside for tensor in index.file_nodes[each].outputs if tensor}
-    graph_outputs = {port.name for port in index.facts.ports if port.direction == "output"}
-    others = index.file_nodes.keys() - set(inside)
-    read = {tensor for each in others for tensor in index.file_nodes[each].inputs}
-    outputs = tuple(made & (graph_outputs | read))
-    return outputs if len(outputs) == 1 else ()
-
-
-def _output_sizes(outputs: tuple[str, ...], event: NodeEvent) -> dict[str, int]:
-    """Bytes per output of one execution: all bytes for a single output, else from the shapes. Outputs without a shape
-    are not tensors and have no size.
-    """
-    if len(outputs) == 1:
-        return {outputs[0]: event.output_bytes} if event.output_shapes else {}
-    if len(outputs) != len(event.output_shapes):
-        return {}
-    sizes = zip(outputs, map(_shape_bytes, event.output_shapes), strict=True)
-    return {name: size for name, size in sizes if size is not None}
-
-
-def _shape_bytes(text: str) -> int | None:
-    """Bytes of a tensor written as float32[1,12,256]; None if the text cannot be parsed."""
-    dtype, bracket, rest = text.partition("[")
-    dimensions = [part.strip() for part in rest.rstrip("]").split(",")] if rest.rstrip("]") else []
-    if not bracket or dtypes.bits_of(dtype) is None or not all(part.isdecimal() for part in dimensions):
-        return None
-    return dtypes.size_bytes(dtype, map(int, dimensions))
 
 
 TO_HOST = "MemcpyToHost"
