@@ -28,15 +28,15 @@ from partita.runtime.chain.provider_check import PROBE_MODEL
 from partita.runtime.lab.change import Variation
 from partita.runtime.lab.factors import MOST_COMBINED, combine_factors, factors, single_changes, unchanged
 from partita.runtime.lab.graph import Graph, cut_proto
-from partita.runtime.lab.laboratory import BUDGET, Lab, ModelOutcome
+from partita.runtime.lab.laboratory import BUDGET, Lab
 from partita.runtime.lab.neighbours import holder_models, neighbourhoods, quantised_groups
 from partita.runtime.lab.other_nodes import other_nodes
+from partita.runtime.lab.placement import Placement
 from partita.runtime.lab.variant import (
     Variant,
     node_variant,
     to_run,
     variant_model,
-    with_unchanged,
 )
 from partita.runtime.place.model_file import subgraphs_of
 from partita.runtime.place.tensor_types import element_of, tensor_types
@@ -95,7 +95,7 @@ class Experiment:
     node: Node | None = None
     """The node whose neighbours are in the model."""
 
-    def record(self, trial: ProbeRun, answer: ModelOutcome) -> ProbeRun:
+    def record(self, trial: ProbeRun, answer: Placement) -> ProbeRun:
         """Add the trial with its outcome to the subject."""
         trials = self.subject.variants if self.node is None else self.subject.around.setdefault(self.node, [])
         found = replace(
@@ -253,9 +253,7 @@ def _experiment(subject: Subject, variation: Variation, lab: Lab) -> Experiment:
         removes=variation.removes,
         neg_added=len(model.graph.node) > 1,
     )
-    if variation.factor != AS_IS and lab.dry_run:
-        model = with_unchanged(model, variation.variant, subject.variant, variation.factor)
-    elif variation.factor != AS_IS:
+    if variation.factor != AS_IS:
         model = to_run(model, variation.variant)
     return Experiment(subject, model, trial)
 

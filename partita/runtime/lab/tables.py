@@ -16,7 +16,8 @@ from partita.observations.facts import Outcome
 from partita.providers.resolve import Resolution
 from partita.runtime.lab.forms import Form, TypedForm, Types, as_example, assignments, forms, ir_version, ranks
 from partita.runtime.lab.graph import CannotProbeError, Graph, cut_graph, cut_proto
-from partita.runtime.lab.laboratory import Cache, Lab, ModelOutcome
+from partita.runtime.lab.laboratory import Cache, Lab
+from partita.runtime.lab.placement import Placement
 from partita.runtime.lab.schema import Operator, find_operator, operators, types_of
 from partita.runtime.lab.variant import fingerprint, node_variant, part_model, variant_model, zeros_needed
 from partita.support import records as support
@@ -83,7 +84,7 @@ class Table:
         self.newest = [operator for operator in requested if by_need or operator in latest]
         self.older = [operator for operator in requested if not by_need and operator not in latest]
         self.planned: dict[Key, TypedForm] = {}
-        self.answers: dict[Key, ModelOutcome] = {}
+        self.answers: dict[Key, Placement] = {}
         self.omitted: dict[Operator, int] = {}
         """Number of type assignments that were not tested because of the limit."""
 
@@ -168,7 +169,7 @@ class Models(Sequence["onnx.ModelProto"]):
         return variant_model(self.typed[index].build(), auxiliary=self.auxiliary)
 
 
-def _measurement(typed: TypedForm, answer: ModelOutcome | None) -> support.Measurement:
+def _measurement(typed: TypedForm, answer: Placement | None) -> support.Measurement:
     """The table's answer for a typed form; untested without one."""
     form, operator = typed.form, typed.form.operator
     return support.Measurement(
@@ -186,7 +187,7 @@ def _measurement(typed: TypedForm, answer: ModelOutcome | None) -> support.Measu
     )
 
 
-def _outcome(answer: ModelOutcome) -> support.Outcome:
+def _outcome(answer: Placement) -> support.Outcome:
     """The outcome as shown in a table: a timeout counts as a crash, and a kernel of another type as unsupported."""
     if answer.outcome == "timed_out":
         return "crashed"

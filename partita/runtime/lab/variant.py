@@ -7,7 +7,6 @@ same model.
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import math
@@ -15,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from partita import dtypes
 from partita.runtime.lab.graph import CannotProbeError, Graph, called_functions, free_names, inner_names, rename
@@ -51,18 +50,11 @@ POINTER_BYTES = 8
 ZEROS = "zeros.bin"
 """Sparse file of zeros, the external data of large constants."""
 RUN = "partita.run"
-"""Metadata key of a model that is also run if its node is supported: sizes of its inputs, by name, in JSON."""
+"""Metadata key of a changed node: sizes of its inputs by name, in JSON; null if they are unknown or large."""
 TIMED = "partita.timed"
 """Metadata key of a model whose run is also timed."""
 MOST_RUN = 1 << 24
 """Maximum elements of all inputs and constants of a node that is run."""
-ORIGINAL = "partita.original"
-"""Metadata key of a changed node in a dry run: model of the unchanged node and sizes of the inputs, in JSON."""
-MOST_COMPARED = 1 << 22
-"""Maximum elements of all inputs and constants of a node that is run on the CPU provider."""
-SAME_VALUES = frozenset({"opset", "static_shape", "input", "output_shape", "rank"})
-"""Changes that do not change a node's result."""
-FLOATS = frozenset(dtypes.numbers("float32", "float16", "float64"))
 USUAL_FLOATS = frozenset(dtypes.numbers("float32", "float16"))
 
 
@@ -361,51 +353,24 @@ def finish(
 
 
 def to_run(model: onnx.ModelProto, variant: Variant, *, timed: bool = False) -> onnx.ModelProto:
-    """The model of a variant, marked to be run if its sizes are known and small and all inputs are floats."""
-    known = _sizes_in_run(variant, variant, MOST_RUN)
-    if known is not None and _reads_floats(variant):
-        given = {feed.name: known[feed.name] for feed in variant.feeds if feed.constant is None}
-        model.metadata_props.add(key=RUN, value=json.dumps(given))
-        if timed:
-            model.metadata_props.add(key=TIMED, value="1")
+    """The model of a variant, marked to be run once it is placed."""
+    model.metadata_props.add(key=RUN, value=json.dumps(_sizes_in_run(variant)))
+    if timed:
+        model.metadata_props.add(key=TIMED, value="1")
     return model
 
 
-def with_unchanged(model: onnx.ModelProto, changed: Variant, original: Variant, factor: str) -> onnx.ModelProto:
-    """The model of a changed node, marked to be compared with the unchanged node on the CPU provider (dry runs)."""
-    known = _sizes_in_run(changed, original, MOST_COMPARED)
-    request: dict[str, Any] = {"sizes": known}
-    if known is not None:
-        request |= {
-            "floats": _reads_floats(changed),
-            "same_values": factor in SAME_VALUES,
-            "model": base64.b64encode(variant_model(original).SerializeToString(deterministic=True)).decode(),
-        }
-    model.metadata_props.add(key=ORIGINAL, value=json.dumps(request, sort_keys=True))
-    return model
-
-
-def _sizes_in_run(changed: Variant, original: Variant, most: int) -> dict[str, tuple[int, ...]] | None:
-    """Sizes of all inputs in the run, by name; None if unknown, or if they have `most` elements or more."""
+def _sizes_in_run(variant: Variant) -> dict[str, tuple[int, ...]] | None:
+    """Sizes of the non-constant inputs in the run, by name; None if unknown or large, or if sizes depend on values."""
     known: dict[str, tuple[int, ...]] = {}
-    for feed in changed.feeds:
-        sizes = _sizes(changed, feed.name) or _sizes(original, feed.name)
+    for feed in variant.feeds:
+        sizes = sizes_of(feed.kind if is_fixed(feed.kind) else variant.fixed.get(feed.name))
         if sizes is None:
             return None
         known[feed.name] = sizes
-    small = sum(map(math.prod, known.values())) < most
-    return known if small and not changed.declared else None
-
-
-def _sizes(variant: Variant, name: str) -> tuple[int, ...] | None:
-    """Sizes of an input in the run; None if unknown."""
-    feed = variant.feed(name)
-    return sizes_of(feed.kind if feed is not None and is_fixed(feed.kind) else variant.fixed.get(name))
-
-
-def _reads_floats(variant: Variant) -> bool:
-    """Whether all non-constant inputs are floats."""
-    return all(feed.constant or element_of(feed.kind) in FLOATS for feed in variant.feeds)
+    if variant.declared or sum(map(math.prod, known.values())) >= MOST_RUN:
+        return None
+    return {feed.name: known[feed.name] for feed in variant.feeds if feed.constant is None}
 
 
 def fingerprint(model: onnx.ModelProto) -> str:

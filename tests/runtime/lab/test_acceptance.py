@@ -7,7 +7,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from partita.observations.facts import Outcome
-from partita.runtime.lab.laboratory import Lab, ModelOutcome
+from partita.runtime.lab.laboratory import Lab
+from partita.runtime.lab.placement import Placement
 from partita.runtime.lab.tables import GraphSupport, measure_graph
 
 ONE = {"x": (2,)}
@@ -30,7 +31,7 @@ def asked(lab: Lab, monkeypatch: pytest.MonkeyPatch, outcome: Outcome, whole: Ou
         for model in models:
             operators = {node.op_type for node in onnx.ModelProto.FromString(model.SerializeToString()).graph.node}
             of_node: Outcome = outcome if "Sqrt" in operators else "supported"
-            outcomes.append(ModelOutcome(of_node if one_node else whole, "said"))
+            outcomes.append(Placement(of_node if one_node else whole, "said"))
         return outcomes
 
     monkeypatch.setattr(lab, "try_all", try_all)

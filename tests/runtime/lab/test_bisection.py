@@ -13,7 +13,8 @@ from partita.observations.facts import Outcome, RejectedPart
 from partita.providers.resolve import Resolution, known_providers
 from partita.runtime.lab.bisection import MOST_PARTS, Search, find_rejected
 from partita.runtime.lab.graph import Graph, cut_graph, cut_proto
-from partita.runtime.lab.laboratory import Cache, Lab, ModelOutcome
+from partita.runtime.lab.laboratory import Cache, Lab
+from partita.runtime.lab.placement import Placement
 from partita.runtime.lab.variant import AUXILIARY
 from partita.runtime.place.onnx_model import read_onnx
 
@@ -31,15 +32,15 @@ class ScriptedLab(Lab):
         self.rejects, self.tries, self.outcome = rejects, tries, outcome
         self.asked: list[tuple[str, ...]] = []
 
-    def try_all(self, models: Sequence[onnx.ModelProto], *, one_node: bool = True) -> list[ModelOutcome | None]:
+    def try_all(self, models: Sequence[onnx.ModelProto], *, one_node: bool = True) -> list[Placement | None]:
         assert not one_node and len(models) == 1
         names = tuple(node.name for node in models[0].graph.node if node.name != AUXILIARY)
         if len(self.asked) >= self.tries:
             return [None]
         self.asked.append(names)
         if self.rejects(names):
-            return [ModelOutcome(self.outcome, f"{len(names)} nodes are too many")]
-        return [ModelOutcome("supported", "")]
+            return [Placement(self.outcome, f"{len(names)} nodes are too many")]
+        return [Placement("supported", "")]
 
 
 def rejected(graph: Graph, lab: Lab) -> RejectedPart | None:

@@ -19,8 +19,9 @@ from partita.providers.base import Option, ProbeValue
 from partita.providers.resolve import Resolution, known_providers
 from partita.runtime.lab.exploration import Subject, explore, explore_surroundings
 from partita.runtime.lab.graph import Graph, cut_graph
-from partita.runtime.lab.laboratory import Cache, Lab, ModelOutcome
+from partita.runtime.lab.laboratory import Cache, Lab
 from partita.runtime.lab.neighbours import MOST_TOGETHER, neighbourhoods
+from partita.runtime.lab.placement import Placement
 from partita.runtime.lab.variant import AUXILIARY, NODE, node_variant
 from partita.runtime.place.onnx_model import read_onnx
 
@@ -41,22 +42,22 @@ class Scripted(Lab):
         super().__init__(Resolution(WEBGPU, "active", options=options), Cache(None), time.monotonic() + 60)
         self.asked: list[tuple[str, str]] = []
 
-    def try_all(self, models: Sequence[onnx.ModelProto], *, one_node: bool = True) -> list[ModelOutcome | None]:
+    def try_all(self, models: Sequence[onnx.ModelProto], *, one_node: bool = True) -> list[Placement | None]:
         return [self.answer(model) for model in models]
 
     def try_with(
         self, option: str, value: str, models: Sequence[onnx.ModelProto], *, one_node: bool = True
-    ) -> list[ModelOutcome | None]:
+    ) -> list[Placement | None]:
         self.asked.append((option, value))
-        return [ModelOutcome("supported", "") for _ in models]
+        return [Placement("supported", "") for _ in models]
 
-    def answer(self, model: onnx.ModelProto) -> ModelOutcome:
+    def answer(self, model: onnx.ModelProto) -> Placement:
         node = next(node for node in model.graph.node if node.name == NODE)
         kinds = {port.type.tensor_type.elem_type for port in (*model.graph.input, *model.graph.output)}
         others = {each.op_type for each in model.graph.node}
         kinds |= {each.i for each in node.attribute if each.name == "to"}
         left = onnx.TensorProto.INT64 in kinds or (node.op_type == "Relu" and "Softplus" in others)
-        return ModelOutcome("rejected", "") if left else ModelOutcome("supported", "")
+        return Placement("rejected", "") if left else Placement("supported", "")
 
 
 @pytest.fixture
@@ -82,7 +83,7 @@ class Compiling(Scripted):
         super().__init__()
         self.resolution, self.tried = Resolution(replace(WEBGPU, compiles=True, options=()), "active"), 0
 
-    def answer(self, model: onnx.ModelProto) -> ModelOutcome:
+    def answer(self, model: onnx.ModelProto) -> Placement:
         self.tried += 1
         return super().answer(model)
 
@@ -97,8 +98,8 @@ def test_compiling_provider_probes_stop_at_first_factor(graph: Graph) -> None:
 class Naming(Scripted):
     """Leaves every node, and names an option of which only the library knows, whose value is a file."""
 
-    def answer(self, model: onnx.ModelProto) -> ModelOutcome:
-        return ModelOutcome("rejected", "Relu filtered off by the affinity provider option")
+    def answer(self, model: onnx.ModelProto) -> Placement:
+        return Placement("rejected", "Relu filtered off by the affinity provider option")
 
 
 def test_option_named_by_provider_is_probed_at_its_default(graph: Graph) -> None:
@@ -113,13 +114,13 @@ class Both(Scripted):
 
     def try_with(
         self, option: str, value: str, models: Sequence[onnx.ModelProto], *, one_node: bool = True
-    ) -> list[ModelOutcome | None]:
+    ) -> list[Placement | None]:
         self.asked.append((option, str(len(models))))
         older = [model.opset_import[0].version < 13 for model in models]
-        return [ModelOutcome("supported", "") if old else ModelOutcome("rejected", "") for old in older]
+        return [Placement("supported", "") if old else Placement("rejected", "") for old in older]
 
-    def answer(self, model: onnx.ModelProto) -> ModelOutcome:
-        return ModelOutcome("rejected", "")
+    def answer(self, model: onnx.ModelProto) -> Placement:
+        return Placement("rejected", "")
 
 
 def test_option_is_combined_with_node_change_if_neither_helps_alone(graph: Graph) -> None:
@@ -148,10 +149,8 @@ def test_evidence_names_first_unsupported_neighbourhood(graph: Graph) -> None:
     relu = explored(graph, "c", Scripted())
 
     class Fussy(Scripted):
-        def answer(self, model: onnx.ModelProto) -> ModelOutcome:
-            return (
-                ModelOutcome("rejected", "in company") if len(model.graph.node) > 2 else ModelOutcome("supported", "")
-            )
+        def answer(self, model: onnx.ModelProto) -> Placement:
+            return Placement("rejected", "in company") if len(model.graph.node) > 2 else Placement("supported", "")
 
     lab = Fussy()
     surround(relu, graph, lab)

@@ -6,7 +6,7 @@ import onnx
 import pytest
 
 from partita.runtime.lab.forms import TypedForm, as_example, assignments, forms, ranks
-from partita.runtime.lab.laboratory import ModelOutcome
+from partita.runtime.lab.placement import Placement
 from partita.runtime.lab.schema import Operator, operators, parse_type, spell_type
 from partita.runtime.lab.tables import Table
 from partita.runtime.lab.variant import variant_model
@@ -84,6 +84,6 @@ def test_types_are_probed_with_first_supported_form():
     table = Table({version("Resize", 19): frozenset()}, by_need=False)
     waves = table.batches()
     first = next(waves)
-    table.answers |= {variant.key: ModelOutcome("rejected") for variant in first}
-    table.answers[first[2].key] = ModelOutcome("supported")
+    table.answers |= {variant.key: Placement("rejected") for variant in first}
+    table.answers[first[2].key] = Placement("supported")
     assert all(variant.form is first[2].form for variant in next(waves))

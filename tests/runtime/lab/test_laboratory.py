@@ -16,7 +16,7 @@ from partita.observations.facts import AssignedNode
 from partita.providers.generic import parse_libraries, split_libraries
 from partita.providers.resolve import Resolution, all_names, known_providers
 from partita.runtime.lab import laboratory, placement
-from partita.runtime.lab.laboratory import Cache, Lab, ModelOutcome
+from partita.runtime.lab.laboratory import Cache, Lab
 from partita.runtime.lab.placement import Placement
 from partita.runtime.lab.tables import newest_opset
 from partita.runtime.ort.session import NativeFailureError
@@ -99,7 +99,7 @@ def test_timeout_and_kill_are_not_cached_but_crash_is(bench, model, monkeypatch,
     ],
 )
 def test_out_of_memory_outcomes_are_not_repeatable(outcome, said, lasts):
-    assert ModelOutcome(outcome, said).is_repeatable is lasts
+    assert Placement(outcome, said).is_repeatable is lasts
 
 
 def test_zero_budget_returns_cached_outcomes_only(bench, model, tmp_path):
@@ -325,6 +325,6 @@ def test_reason_in_log_returns_most_specific_qnn_message(log: tuple[str, ...], s
 
 
 def test_newest_opset_returns_error_if_no_model_opens() -> None:
-    broken = ModelOutcome("invalid", "the experiment itself failed")
+    broken = Placement("invalid", "the experiment itself failed")
     lab = cast(Lab, SimpleNamespace(try_all=lambda models, one_node: [broken]))
     assert newest_opset(lab) == (None, "the experiment itself failed")

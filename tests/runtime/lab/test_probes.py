@@ -21,7 +21,8 @@ from partita.remedies import Remedy
 from partita.runtime.chain.open_chain import ChainError
 from partita.runtime.lab import probes as engine
 from partita.runtime.lab.exploration import timeout_note
-from partita.runtime.lab.laboratory import Cache, Lab, ModelOutcome
+from partita.runtime.lab.laboratory import Cache, Lab
+from partita.runtime.lab.placement import Placement
 from partita.runtime.lab.probes import probe_refusal, probe_run
 from partita.runtime.place.onnx_model import OnnxModel, read_onnx
 from tests.partition_reports.samples import run_facts, session_facts
@@ -54,17 +55,17 @@ class ScriptedLab(Lab):
     def starts(self) -> bool:
         return self.starts_at_all
 
-    def try_all(self, models: Sequence[onnx.ModelProto], *, one_node: bool = True) -> list[ModelOutcome | None]:
+    def try_all(self, models: Sequence[onnx.ModelProto], *, one_node: bool = True) -> list[Placement | None]:
         return [self.answer(model) for model in models]
 
-    def answer(self, model: onnx.ModelProto) -> ModelOutcome | None:
+    def answer(self, model: onnx.ModelProto) -> Placement | None:
         self.experiments += 1
         operators = [node.op_type for node in model.graph.node]
         self.tried.append("+".join(operators))  # a provider that compiles gets a Neg as company
         if "Softplus" in operators:
-            return ModelOutcome("failed", "finalising the graph failed")
+            return Placement("failed", "finalising the graph failed")
         left = [node for node in model.graph.node if node.op_type == "Elu" and node.attribute]
-        return ModelOutcome("rejected", "no such kernel") if left else ModelOutcome("supported", "")
+        return Placement("rejected", "no such kernel") if left else Placement("supported", "")
 
 
 @pytest.fixture
@@ -167,14 +168,14 @@ def test_unprobed_node_records_reason(model):
 
 def test_interrupted_probing_saves_completed_outcomes(model, scripted, monkeypatch, tmp_path):
     def interrupted(self, models, *, one_node=True):
-        self.cache.put("node:a", ModelOutcome("supported", ""))
+        self.cache.put("node:a", Placement("supported", ""))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(engine, "cache_for", lambda _: Cache(tmp_path / "answers.json"))
     monkeypatch.setattr(scripted, "try_all", interrupted)
     facts = facts_of(model, "b")
     after, chain = with_probes(facts, (WANTED, FALLBACK), {"m.onnx": model}, {"m.onnx": SIZES}, 60.0)
-    assert Cache(tmp_path / "answers.json").get("node:a") == ModelOutcome("supported", "", cached=True)
+    assert Cache(tmp_path / "answers.json").get("node:a") == Placement("supported", "", cached=True)
     assert chain == (WANTED, FALLBACK) and after.sessions == facts.sessions
     assert after.interruptions == ("experiments",) and "were interrupted" in after.notes[-1]
 
@@ -211,7 +212,7 @@ def test_remedy_removes_option_causing_graph_rejection(model, scripted, monkeypa
 
     def try_with(lab, option, value, models, *, one_node=True):
         asked.append((option, value, [len(each.graph.node) for each in models], one_node))
-        return [ModelOutcome("supported", "")]
+        return [Placement("supported", "")]
 
     monkeypatch.setattr(scripted, "try_with", try_with)
     switched = replace(FAILED, options={"htp_bf16_enable": "1", "soc_model": "43"})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,8 @@ import pytest
 from partita.files import CACHE_VARIABLE
 from partita.providers.cuda_dry_run.devices import PREFIX
 from partita.providers.resolve import Resolution, known_providers
-from partita.runtime.lab.laboratory import FORMAT, Cache, ModelOutcome, cache_for
+from partita.runtime.lab.laboratory import Cache, cache_for
+from partita.runtime.lab.placement import Placement
 
 CUDA = Resolution(known_providers()["cuda"], "active")
 
@@ -26,8 +26,8 @@ def folder(tmp_path, monkeypatch) -> Path:
 
 def filled(path: Path | None) -> Cache:
     cache = Cache(path)
-    cache.put("node:a", ModelOutcome("supported", ""))
-    cache.put("node:b", ModelOutcome("crashed", "its process was killed by SIGSEGV"))
+    cache.put("node:a", Placement("supported", ""))
+    cache.put("node:b", Placement("crashed", "its process was killed by SIGSEGV"))
     cache.save()
     return cache
 
@@ -48,40 +48,26 @@ def test_second_run_probes_only_new_models(bench, model):
 def test_concurrent_saves_merge_outcomes(folder):
     path = folder / "answers.json"
     one, two = Cache(path), Cache(path)
-    one.put("node:a", ModelOutcome("supported", ""))
-    two.put("node:b", ModelOutcome("rejected", "no kernel"))
+    one.put("node:a", Placement("supported", ""))
+    two.put("node:b", Placement("rejected", "no kernel"))
     one.save()
     two.save()
-    assert Cache(path).get("node:a") == ModelOutcome("supported", "", cached=True) and Cache(path).get(
+    assert Cache(path).get("node:a") == Placement("supported", "", cached=True) and Cache(path).get(
         "node:b"
-    ) == ModelOutcome("rejected", "no kernel", cached=True)
-
-
-OURS = {"format": FORMAT}
-FOREIGN = (
-    OURS,
-    {**OURS, "answers": []},
-    {**OURS, "answers": {"node:a": 7}},
-    {**OURS, "answers": {"node:a": []}},
-    {**OURS, "answers": {"node:a": ["excellent", ""]}},
-    {**OURS, "answers": {"node:a": [["supported"], ""]}},
-    {"format": FORMAT + 1, "answers": {"node:a": ["supported", ""]}},
-    {"format": FORMAT - 1, "answers": {"node:a": ["supported", ""]}},
-)
+    ) == Placement("rejected", "no kernel", cached=True)
 
 
 @pytest.mark.parametrize(
     "content",
     [
         b"",
-        b"not JSON",
         b"\xff\xfe\x00",
         b"[]",
-        b"null",
-        b'"text"',
-        b"{}",
         b"[" * 100_000,
-        *(json.dumps(entry).encode() for entry in FOREIGN),
+        b'{"node:a": 7}',
+        b'{"node:a": {}}',
+        b'{"node:a": {"outcome": "excellent"}}',
+        b'{"node:a": {"outcome": "supported", "replaced_by": "magic"}}',
     ],
 )
 def test_damaged_or_foreign_cache_file_is_replaced(folder, content):
@@ -90,14 +76,14 @@ def test_damaged_or_foreign_cache_file_is_replaced(folder, content):
     path.write_bytes(content)
     assert Cache(path).get("node:a") is None
     filled(path)
-    assert Cache(path).get("node:a") == ModelOutcome("supported", "", cached=True)
+    assert Cache(path).get("node:a") == Placement("supported", "", cached=True)
 
 
 def test_unwritable_cache_folder_does_not_raise(folder, tmp_path):
     (tmp_path / "file").write_text("in the way")
     for path in (tmp_path / "file" / "answers.json", tmp_path):
         cache = filled(path)
-        assert cache.get("node:a") == ModelOutcome("supported", ""), "it is still known in this run"
+        assert cache.get("node:a") == Placement("supported", ""), "it is still known in this run"
         assert Cache(path).get("node:a") is None
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file"], "nothing half-written is left"
 
@@ -106,7 +92,7 @@ def test_full_disk_preserves_old_cache_without_temporary_files(folder, monkeypat
     path = folder / "answers.json"
     filled(path)
     cache = Cache(path)
-    cache.put("node:c", ModelOutcome("rejected", ""))
+    cache.put("node:c", Placement("rejected", ""))
 
     def full(*_, **__):
         raise OSError(28, "No space left on device")
@@ -114,7 +100,7 @@ def test_full_disk_preserves_old_cache_without_temporary_files(folder, monkeypat
     monkeypatch.setattr(os, "fsync", full)
     cache.save()
     assert [entry.name for entry in folder.iterdir()] == ["answers.json"]
-    assert Cache(path).get("node:a") == ModelOutcome("supported", "", cached=True) and Cache(path).get("node:c") is None
+    assert Cache(path).get("node:a") == Placement("supported", "", cached=True) and Cache(path).get("node:c") is None
 
 
 # --- where ---------------------------------------------------------------------------------------------------------
