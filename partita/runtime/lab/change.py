@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from partita.observations.facts import COMBINED, Substitution
+from partita.observations.facts import Substitution
 from partita.runtime.lab.graph import constant_of
 from partita.runtime.lab.schema import Operator, Slot, find_operator
 from partita.runtime.lab.variant import ExperimentInput, Variant, is_signed, size_of, variant_model, zeros
@@ -30,8 +30,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The differences of a variant from its node; empty: none. Inputs are named as in the variant."""
+    """The differences of a variant from its node. Inputs are named as in the variant."""
 
+    words: str = ""
+    """The change in words, without `without` for a change that removes something; empty with `substitution`."""
+    substitution: Substitution | None = None
+    """The replacement, if something is replaced."""
+    removes: bool = False
+    """The change removes something."""
+    factors: tuple[str, ...] = ()
+    """The factors, if it counts as several changes."""
     elements: Mapping[str, int] = field(default_factory=dict)
     """Element types of inputs; constants are cast."""
     sizes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -54,11 +62,8 @@ class Change:
     declared: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Declared sizes of outputs."""
 
-    def __or__(self, other: Change) -> Change:
-        """Both changes; `other` takes precedence."""
-        both = {each.name: (getattr(self, each.name), getattr(other, each.name)) for each in fields(Change)}
-        opset = self.opset if other.opset is None else other.opset
-        return Change(**{**{name: mine | its for name, (mine, its) in both.items() if name != "opset"}, "opset": opset})
+    def __str__(self) -> str:
+        return str(self.substitution or (f"without {self.words}" if self.removes else self.words))
 
 
 def vary(variant: Variant, change: Change) -> Variant | None:
@@ -177,63 +182,6 @@ def _signed_output(variant: Variant) -> str:
     return next((name for name in variant.node.output if name in types and is_signed(types[name])), "")
 
 
-# --- descriptions of changes ---
-
-
-@dataclass(frozen=True, slots=True)
-class Variation:
-    """A changed node; for the fields see `variations`."""
-
-    factor: str
-    change: str
-    """The change in words."""
-    variant: Variant
-    factors: tuple[str, ...] = ()
-    substitution: Substitution | None = None
-    removes: bool = False
-
-    def with_change(self, generate: Generator) -> Iterator[Variation]:
-        """This variation with one more change."""
-        for after in generate(self.variant):
-            parts = after.factors or (after.factor,)
-            if not self.factors:
-                yield Variation(COMBINED, after.change, after.variant, parts, removes=after.removes)
-            elif len(self.factors) == len(parts) == 1:
-                both = f"{self.change} and {after.change}"
-                yield Variation(COMBINED, both, after.variant, (*self.factors, *parts), removes=self.removes)
-
-
-Generator = Callable[[Variant], Iterator[Variation]]
-"""The variations of one factor, most likely supported first."""
-
-
-def variations(
-    variant: Variant,
-    factor: str,
-    change: Change,
-    text: str = "",
-    *,
-    substitution: Substitution | None = None,
-    removes: bool = False,
-    factors: tuple[str, ...] = (),
-) -> Iterator[Variation]:
-    """The variation with a change; none if nothing would change, or the operator set has no such node.
-
-    Args:
-        variant: The unchanged node.
-        factor: The factor that the change varies.
-        change: The change.
-        text: The change in words, without `without` for a change that removes something; empty with `substitution`.
-        substitution: The replacement, if something is replaced.
-        removes: Whether the change removes something.
-        factors: The factors, if it counts as several changes.
-    """
-    changed = vary(variant, change)
-    if changed is not None and changed != variant:
-        words = str(substitution) if substitution is not None else f"without {text}" if removes else text
-        yield Variation(factor, words, changed, factors, substitution, removes)
-
-
 # --- operator schema -----------------------------------------------------------------------------------------------
 
 
@@ -241,20 +189,6 @@ def operator_of(variant: Variant) -> Operator | None:
     """The variant's version of the operator; None for an unknown operator."""
     node = variant.node
     return find_operator(node.domain, node.op_type, variant.opsets.get(node.domain, 1))
-
-
-def optional_inputs(variant: Variant, operator: Operator | None) -> dict[int, str]:
-    """Optional inputs that are present: position and schema name."""
-    slots = {
-        position: operator.input(position) for position, name in enumerate(variant.node.input) if name and operator
-    }
-    return {position: slot.name for position, slot in slots.items() if slot is not None and slot.optional}
-
-
-def optional_outputs(variant: Variant, operator: Operator | None) -> dict[int, str]:
-    """Optional outputs that are present: position and schema name."""
-    slots = zip(variant.node.output, operator.outputs if operator is not None else (), strict=False)
-    return {position: slot.name for position, (name, slot) in enumerate(slots) if name and slot.optional}
 
 
 def _at_opset(variant: Variant, opset: int) -> Variant | None:

@@ -25,8 +25,14 @@ from partita.observations.facts import (
 from partita.observations.text_format import plural
 from partita.providers.base import Option
 from partita.runtime.chain.provider_check import PROBE_MODEL
-from partita.runtime.lab.change import Variation
-from partita.runtime.lab.factors import MOST_COMBINED, combine_factors, factors, single_changes, unchanged
+from partita.runtime.lab.factors import (
+    FACTORS,
+    MOST_COMBINED,
+    Variation,
+    combine_factors,
+    single_changes,
+    unchanged,
+)
 from partita.runtime.lab.graph import Graph, cut_proto
 from partita.runtime.lab.laboratory import BUDGET, Lab
 from partita.runtime.lab.neighbours import holder_models, neighbourhoods, quantised_groups
@@ -125,7 +131,7 @@ def explore(subjects: Sequence[Subject], lab: Lab) -> None:
     """Test the unchanged node, then provider options, one change, two changes and other nodes of its operator."""
     _run([_experiment(subject, unchanged(subject.variant), lab) for subject in subjects], lab)
     _try_options(subjects, lab)
-    order = list(factors())
+    order = list(FACTORS)
     _run(
         [
             replace(_experiment(subject, each, lab), position=order.index(each.factor))

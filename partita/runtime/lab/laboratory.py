@@ -181,7 +181,7 @@ class Lab:
         fresh, self._fresh = self._fresh, False
         allowed = max(seconds, START_SECONDS) if fresh else seconds
         try:
-            placed = self._worker.wait(future, min(allowed, max(self.remaining_seconds, LEAST_SECONDS)))
+            placed: Placement = self._worker.wait(future, min(allowed, max(self.remaining_seconds, LEAST_SECONDS)))
         except WorkerLostError as lost:
             self._end()
             if lost.late:

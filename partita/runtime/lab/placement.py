@@ -325,8 +325,8 @@ def _run_on_cpu(model: bytes, sizes: Mapping[str, Sequence[int]]) -> tuple[bool,
             if kind is None or kind.name not in np.sctypeDict:
                 return False, ""
             feeds[port.name] = np.full(sizes.get(port.name, (1,)), "float" in kind.name, kind.name)
-        failure = session.run_once(feeds)[1]
-        return not failure, failure
+        message = session.run_once(feeds)[1]
+        return not message, message
     finally:
         session.close()
 

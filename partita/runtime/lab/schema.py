@@ -89,6 +89,11 @@ class Operator:
         """The slot of the output at `index`; the last slot of a variadic operator repeats."""
         return _at(self.outputs, index)
 
+    def optional_outputs(self, node: onnx.NodeProto) -> dict[int, Slot]:
+        """Optional outputs that are present, by position."""
+        slots = zip(node.output, self.outputs, strict=False)
+        return {position: slot for position, (name, slot) in enumerate(slots) if name and slot.optional}
+
     @property
     def opset(self) -> int:
         """The first opset with this version that ONNX Runtime supports."""

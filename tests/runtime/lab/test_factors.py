@@ -11,7 +11,7 @@ from onnx import TensorProto, parser
 
 from partita.diagnosis.reasons.table import REASONS
 from partita.observations.facts import OPTION
-from partita.runtime.lab.factors import combine_factors, factors, single_changes, unchanged
+from partita.runtime.lab.factors import FACTORS, combine_factors, single_changes, unchanged
 from partita.runtime.lab.forms import as_example, forms
 from partita.runtime.lab.graph import cut_graph
 from partita.runtime.lab.node_factors import other_attributes
@@ -99,7 +99,7 @@ def test_single_variations_load_in_onnxruntime(case, name, factor):
 
 def test_each_factor_belongs_to_a_single_reason(case):
     known = [factor for reason in REASONS.values() for factor in reason.factors]
-    own = [OPTION, *factors()]
+    own = [OPTION, *FACTORS]
     assert sorted(known) == sorted(own), "each factor shows one reason"
     for text in TEXTS.values():
         assert {variation.factor for variation in single_changes(case(text))} <= set(known)
