@@ -79,25 +79,21 @@ def combine_factors(variant: Variant) -> tuple[Variation, ...]:
     """Variations of two factors: versions without a part that they do not define, then shape, type and opset."""
     versions = {each.change for each in variations(variant, "opset")}
     removals = [each for factor in ("attribute", "input") for each in variations(variant, factor) if each.removes]
-    pairs = [
-        (first, second)
-        for first in removals
-        for second in variations(first.variant, "opset")
-        if second.change not in versions
+    found = [
+        _pair(version, removal, version.variant)
+        for removal in removals
+        for version in variations(removal.variant, "opset")
+        if version.change not in versions
     ]
     static, types = list(variations(variant, "static_shape"))[-1:], list(variations(variant, "type"))
-    pairs += [(first, second) for first in static for second in variations(first.variant, "type")]
-    pairs += [(first, second) for first in (*static, *types) for second in variations(first.variant, "opset")]
-    return tuple(
-        Variation(
-            COMBINED,
-            f"{first.change} and {'with ' if first.removes else ''}{second.change}",
-            second.variant,
-            (*first.parts, *second.parts),
-            removes=first.removes,
-        )
-        for first, second in pairs
-    )
+    for factor, others in (("type", static), ("opset", [*static, *types])):
+        found += [_pair(each, last, last.variant) for each in others for last in variations(each.variant, factor)]
+    return tuple(found)
+
+
+def _pair(one: Variation, other: Variation, variant: Variant) -> Variation:
+    """Two changes as one variation."""
+    return Variation(COMBINED, f"{one.change} and {other.change}", variant, (*one.parts, *other.parts))
 
 
 # --- sizes -----------------------------------------------------------------------------------------------------------
