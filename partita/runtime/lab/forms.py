@@ -14,7 +14,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from partita import dtypes
-from partita.runtime.lab.schema import OUTPUT_TYPES, Example, Operator, Port, element_in, examples, history, parse_type
+from partita.runtime.lab.schema import OUTPUT_TYPES, Operator, Port, element_in, examples, history, parse_type
 from partita.runtime.lab.variant import NODE, ExperimentInput, Variant
 
 if TYPE_CHECKING:
@@ -44,8 +44,6 @@ class Form:
     """form, constants or rank: the property that it tests."""
     note: str = ""
     """Description of the change, e.g. `rank 5`, `axes not constant`."""
-    native: bool = True
-    """Whether its example is of this version."""
 
     @property
     def factors(self) -> frozenset[str]:
@@ -61,18 +59,16 @@ class Form:
 
 
 def forms(operator: Operator) -> tuple[Form, ...]:
-    """Every form of a version, the plainest first; empty if the operator has no example."""
-    found = [
-        form
-        for example in examples().get((operator.domain, operator.name), ())
-        for form in _adapt_example(operator, example)
-    ]
-    own = [form for form in found if form.native]
-    chosen = own or found[:OLDER_FORMS]
+    """Every form of a version, the plainest first; empty if the operator has no example.
+
+    Examples of other versions, newest first, are used if the version has none.
+    """
+    listed = examples().get((operator.domain, operator.name), ())
+    own = [example for example in listed if example["since"] == operator.since]
+    chosen = [form for example in own for form in _adapt_example(operator, example)]
     if not chosen:
-        return ()
-    base = chosen[0]
-    return (base, *constants(base), *chosen[1:])
+        chosen = [form for example in listed for form in _adapt_example(operator, example)][:OLDER_FORMS]
+    return (chosen[0], *constants(chosen[0]), *chosen[1:]) if chosen else ()
 
 
 def ranks(base: Form) -> Iterator[Form]:
@@ -102,35 +98,34 @@ def constants(base: Form) -> Iterator[Form]:
         yield replace(base, constant=after, kind="constants", note=f"{names} constant")
 
 
-def _adapt_example(operator: Operator, example: Example) -> Iterator[Form]:
+def _adapt_example(operator: Operator, example: Mapping[str, Any]) -> Iterator[Form]:
     """The example in this version; empty if it cannot be adapted."""
+    inputs = [
+        port and Port(port["type"], tuple(port["shape"]), tuple(port["values"]) if "values" in port else None)
+        for port in example["inputs"]
+    ]
+    attributes, node = dict(example.get("attributes", {})), example.get("node", "")
+    outputs = tuple(map(bool, example["outputs"]))
     versions = history(operator.domain, operator.name)
-    newer = next((entry for entry in versions if entry.since == example.since), None)
-    inputs = (
-        list(example.inputs) if newer is None or example.since == operator.since else _by_name(operator, newer, example)
-    )
+    version = next((entry for entry in versions if entry.since == example["since"]), operator)
+    if version is not operator:
+        inputs = _by_name(operator, version, inputs)
+        attributes = {name: value for name, value in attributes.items() if name in operator.attributes}
+        if any(operator.attributes[name].kind != version.attributes[name].kind for name in attributes):
+            return
     while inputs and inputs[-1] is None:
         inputs.pop()
-    if any(
-        port is None and not (slot.optional or slot.variadic)
-        for slot, port in zip(operator.inputs, inputs, strict=False)
+    needed = [not (slot.optional or slot.variadic) for slot in operator.inputs]
+    if len(inputs) < sum(needed) or any(
+        port is None and required for port, required in zip(inputs, needed, strict=False)
     ):
         return
-    if len(inputs) < sum(not (slot.optional or slot.variadic) for slot in operator.inputs):
-        return
-    attributes = {name: value for name, value in example.attributes.items() if name in operator.attributes}
-    if example.since != operator.since:
-        attributes |= _moved_attributes(operator, newer, example)
-        attributes = {name: _as_kind(value, operator.attributes[name].kind) for name, value in attributes.items()}
     missing = [name for name, entry in operator.attributes.items() if entry.required and name not in attributes]
-    if (missing and not example.node) or None in attributes.values():
+    if missing and not node:
         return
-    outputs = example.outputs
     if not (operator.outputs and operator.outputs[-1].variadic):
         outputs = outputs[: len(operator.outputs)]
-    form = Form(
-        operator, tuple(inputs), outputs, attributes, example.node, frozenset(), native=example.since == operator.since
-    )
+    form = Form(operator, tuple(inputs), outputs, attributes, node, frozenset())
     yield replace(form, constant=frozenset(_side_inputs(form)))
 
 
@@ -145,51 +140,18 @@ def _side_inputs(form: Form) -> Iterator[int]:
                 yield index
 
 
-def _by_name(operator: Operator, newer: Operator, example: Example) -> list[Port | None]:
-    """The inputs of an example of another version in the order of this version, matched by name, else by position."""
+def _by_name(operator: Operator, version: Operator, given: Sequence[Port | None]) -> list[Port | None]:
+    """The inputs of another version in the order of this version, matched by name, else by position."""
     if operator.inputs and operator.inputs[-1].variadic:
-        return list(example.inputs)
-    there = {slot.name: index for index, slot in enumerate(newer.inputs)}
+        return list(given)
+    there = {slot.name: index for index, slot in enumerate(version.inputs)}
     ours = {slot.name for slot in operator.inputs}
     found: list[Port | None] = []
     for index, slot in enumerate(operator.inputs):
-        at_place = newer.inputs[index].name if index < len(newer.inputs) else ""
+        at_place = version.inputs[index].name if index < len(version.inputs) else ""
         place = there.get(slot.name, index if at_place not in ours else None)
-        found.append(example.inputs[place] if place is not None and place < len(example.inputs) else None)
+        found.append(given[place] if place is not None and place < len(given) else None)
     return found
-
-
-def _moved_attributes(operator: Operator, newer: Operator | None, example: Example) -> dict[str, Any]:
-    """Attributes of this version that are inputs in the example, with their values."""
-    found: dict[str, Any] = {}
-    wanted = {name.lower(): name for name in operator.attributes}
-    present = {slot.name.lower() for slot in operator.inputs}
-    for index, port in enumerate(example.inputs):
-        slot = newer.input(index) if newer is not None else None
-        name = wanted.get(slot.name.lower()) if slot is not None else None
-        if port is not None and name is not None and port.values is not None and name.lower() not in present:
-            found[name] = list(port.values)
-    return found
-
-
-def _as_kind(value: Any, kind: str) -> Any:
-    """A value converted to another attribute kind; None if impossible."""
-    if isinstance(value, dict):
-        return value if kind == "tensor" else None
-    listed = list(value) if isinstance(value, (list, tuple)) else [value]
-    if kind in ("ints", "floats", "strings"):
-        made = [_convert(entry, kind[:-1]) for entry in listed]
-        return None if None in made else made
-    return _convert(listed[0], kind) if len(listed) == 1 else None
-
-
-def _convert(value: Any, kind: str) -> Any:
-    """A number or string converted to another kind."""
-    if kind == "string":
-        return value if isinstance(value, str) else None
-    if kind in ("int", "float") and isinstance(value, (int, float)):
-        return int(value) if kind == "int" else float(value)
-    return None
 
 
 def _factors_of(form: Form) -> Iterator[str]:

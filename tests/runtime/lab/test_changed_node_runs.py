@@ -117,13 +117,3 @@ def test_dry_run_runs_changed_node_on_cpu_provider(name: str, tmp_path: Path, mo
     )
     found = placement._run(cast("Session", session), placement.Placement("supported"), model.SerializeToString())
     assert found.outcome == outcome and (outcome == "invalid") == ("cannot run" in found.message)
-
-
-@pytest.mark.parametrize(("rank", "there"), [(4, True), (5, False)])
-def test_opset_with_different_documented_rank_is_not_a_variant(rank: int, there: bool, tmp_path: Path) -> None:
-    """Shape inference and the CPU provider accept 5-D GridSample of opset 16, which is defined for 4-D only."""
-    sizes = ",".join("2" * (rank - 1))
-    text = (
-        f"g (float[1,{sizes}] x, float[1,{sizes[:-1]}{rank - 2}] y) => (float[K] z) {{\n  [n] z = GridSample(x, y)\n}}"
-    )
-    assert (vary(case_of(text, tmp_path), Change(opset=16)) is not None) == there
