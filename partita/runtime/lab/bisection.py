@@ -92,7 +92,7 @@ def _smallest_in(search: Search, names: Sequence[str]) -> RejectedPart | None:
 
 
 def _minimal(search: Search, names: tuple[str, ...]) -> tuple[str, ...]:
-    """`names` without all nodes that can be removed, in ever smaller pieces from the end, while the rest still fails."""
+    """`names` without all nodes that can be removed while the rest still fails, in ever smaller pieces."""
     size = len(names) // 2
     while size:
         for start in reversed(range(0, len(names), size)):
