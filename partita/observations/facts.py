@@ -150,8 +150,6 @@ class Substitution:
     """e.g. int64."""
     location: str = ""
     """Place of the replacement: `in starts`, `as to`; empty: everywhere."""
-    partly: bool = False
-    """Some inputs of that type are unchanged."""
 
     def __str__(self) -> str:
         """`float32 in place of int64 in starts`."""
@@ -187,11 +185,7 @@ class ProbeRun:
     @property
     def after(self) -> str:
         """The new value of a replacement that applies everywhere; empty for other changes."""
-        return (
-            self.substitution.after
-            if self.substitution is not None and not self.substitution.partly and not self.function_inlined
-            else ""
-        )
+        return self.substitution.after if self.substitution is not None and not self.function_inlined else ""
 
     @property
     def before(self) -> str:

@@ -41,8 +41,8 @@ Attributes = dict[str, "onnx.AttributeProto | None"]
 
 
 def other_types(variant: Variant) -> Iterator[Change]:
-    """Each element type of the inputs replaced by another, if the operator allows it; then single inputs, attributes
-    that set an output's type, and both.
+    """Each element type of the inputs replaced by another, if the operator allows it; then attributes that set an
+    output's type, and both.
     """
     operator = operator_of(variant)
     typed = [
@@ -61,7 +61,6 @@ def other_types(variant: Variant) -> Iterator[Change]:
             yield Change(substitution=_types(old, new, f"as {attribute.name}"), attributes=changed)
     for name, old, new, changed in typed:
         yield Change(substitution=_types(old, new, f"as {name.removesuffix('[]')}"), attributes=changed)
-    yield from _one_variable(variant, operator)
     for attribute in chosen:
         if attribute.name in TYPE_ATTRIBUTES:
             yield from _both_types(variant, operator, attribute)
@@ -91,23 +90,6 @@ def _both_types(variant: Variant, operator: Operator | None, chosen: onnx.Attrib
             )
             changed: Attributes = {chosen.name: _attribute_in(chosen, made)}
             yield Change(substitution=Substitution(now, before), elements=elements, attributes=changed)
-
-
-def _one_variable(variant: Variant, operator: Operator | None) -> Iterator[Change]:
-    """One type variable changed, if several have the same type."""
-    groups: dict[str, dict[str, ExperimentInput]] = {}
-    for position, name in enumerate(variant.node.input):
-        slot, feed = operator.input(position) if operator is not None else None, variant.feed(name)
-        if slot is not None and feed is not None and len(slot.types) > 1:
-            groups.setdefault(slot.variable, {})[slot.name] = feed
-    types = [element_of(next(iter(feeds.values())).kind) for feeds in groups.values()]
-    for old, feeds in zip(types, groups.values(), strict=True):
-        if old is not None and types.count(old) > 1:
-            for new in _candidates(old)[:MOST_TYPES]:
-                elements = _in_new_type(variant, operator, feeds.values(), old, new)
-                if elements:
-                    substitution = _types(old, new, f"in {' and '.join(feeds)}", partly=True)
-                    yield Change(substitution=substitution, elements=elements)
 
 
 def _type_of(attribute: onnx.AttributeProto) -> int:
@@ -156,9 +138,9 @@ def _allows(variant: Variant, operator: Operator | None, name: str, new: int) ->
     return bool(places) and all(slot is not None and new in slot.elements for slot in slots)
 
 
-def _types(old: int, new: int, where: str = "", *, partly: bool = False) -> Substitution:
+def _types(old: int, new: int, where: str = "") -> Substitution:
     """`float32 in place of int64`."""
-    return Substitution(dtypes.dtype_numbered(new).name, dtypes.dtype_numbered(old).name, where, partly)
+    return Substitution(dtypes.dtype_numbered(new).name, dtypes.dtype_numbered(old).name, where)
 
 
 # --- attributes with one name per type ------------------------------------------------------------
