@@ -43,7 +43,6 @@ INSIDE = f"{AUXILIARY}_inside"
 """Name prefix of a Cast after the node."""
 DETACHED = "detached"
 """Graph input of a Neg that is not connected to the node."""
-NOTHING_ADDED: tuple[tuple[str, ...], frozenset[str]] = ((), frozenset())
 SIGNED = frozenset(dtypes.numbers("float32", "int32", "int64", "float16"))
 (FLOAT,) = dtypes.numbers("float32")
 POINTER_BYTES = 8
@@ -225,38 +224,33 @@ def variant_graph(variant: Variant, *, auxiliary: bool = False) -> onnx.GraphPro
 
     graph = onnx.GraphProto(name=NODE)
     graph.node.add().CopyFrom(variant.node)
-    added, inside = (
-        _add_auxiliary(graph, variant.feeds, variant.signed_output, variant.inner_outputs)
-        if auxiliary
-        else NOTHING_ADDED
-    )
+    inside = set[str]()
     if auxiliary:
-        internal = sorted(variant.internal.difference(inside).intersection(variant.node.output))
-        for name in internal:
-            graph.node.add().CopyFrom(
-                onnx.helper.make_node("Cast", [name], [f"{INSIDE}_{name}"], name=f"{INSIDE}_{name}", to=FLOAT)
-            )
-        added, inside = (*added, *(f"{INSIDE}_{name}" for name in internal)), inside | set(internal)
+        inside |= _add_auxiliary(graph, variant.feeds, variant.signed_output, variant.inner_outputs)
+        for name in sorted(variant.internal.intersection(variant.node.output) - inside):
+            after = f"{INSIDE}_{name}"
+            graph.node.append(onnx.helper.make_node("Cast", [name], [after], name=after, to=FLOAT))
+            graph.output.add(name=after)
+            inside.add(name)
     _add_feeds(graph, variant.feeds)
-    for name in (*variant.node.output, *added):
-        if name and name not in inside:
-            graph.output.add(name=name, type=variant.declared.get(name))
-    for name in inside & variant.declared.keys():
-        graph.value_info.add(name=name, type=variant.declared[name])
+    for name in filter(None, variant.node.output):
+        ports = graph.value_info if name in inside else graph.output
+        if name not in inside or name in variant.declared:
+            ports.add(name=name, type=variant.declared.get(name))
     return graph
 
 
 def _add_auxiliary(
     graph: onnx.GraphProto,
     feeds: Sequence[ExperimentInput],
-    signed_output: str,
+    signed_output: str = "",
     passed_on: frozenset[str] = frozenset(),
-) -> tuple[tuple[str, ...], frozenset[str]]:
+) -> frozenset[str]:
     """Add a Neg before the only node, or after it if no input is signed.
 
-    Returns the added outputs, and outputs of the node that are no longer graph outputs, because some providers treat a
-    node before a graph output differently. If the node reads only constants, the Neg is unconnected: a provider may not
-    open a graph without inputs.
+    Returns outputs of the node that are no longer graph outputs, because some providers treat a node before a graph
+    output differently. If the node reads only constants, the Neg is unconnected: a provider may not open a graph
+    without inputs.
     """
     import onnx
 
@@ -265,24 +259,26 @@ def _add_auxiliary(
     if first is not None and first.name in node.input:
         rename(node, {first.name: AUXILIARY})
         graph.node.insert(0, onnx.helper.make_node("Neg", [first.name], [AUXILIARY], name=AUXILIARY))
-        return NOTHING_ADDED
+        return frozenset()
     fed = any(feed.constant is None for feed in feeds)
-    apart = () if fed else (add_detached(graph),)
+    if not fed:
+        add_detached(graph)
     if not signed_output or not (fed or signed_output in passed_on):
-        return apart, frozenset()
+        return frozenset()
     after = AUXILIARY if fed else AFTER
     graph.node.append(onnx.helper.make_node("Neg", [signed_output], [after], name=after))
-    return (after, *apart), passed_on & {signed_output}
+    graph.output.add(name=after)
+    return passed_on & {signed_output}
 
 
-def add_detached(graph: onnx.GraphProto) -> str:
-    """Add a float Neg, which most providers support, with its own input; return the name of its output."""
+def add_detached(graph: onnx.GraphProto) -> None:
+    """Add a float Neg, which most providers support, with its own input and output."""
     import onnx
 
     output = f"{DETACHED}_{AUXILIARY}"
     graph.node.insert(0, onnx.helper.make_node("Neg", [DETACHED], [output], name=AUXILIARY))
     graph.input.add(name=DETACHED, type=tensor_type(FLOAT, (1,)))
-    return output
+    graph.output.add(name=output)
 
 
 def is_signed(kind: onnx.TypeProto) -> bool:
@@ -304,14 +300,16 @@ def part_model(graph: Graph, names: Sequence[str], *, fixed: bool = True, auxili
     for node in part.node:
         _lighten_subgraphs(node, graph.folder)
     needed = dict.fromkeys(name for node in chosen for name in tensors_read(node) if name not in made)
-    feeds = []
-    for name in needed:
-        feed = _make_feed(graph, name, name)
-        if fixed and feed.constant is None and is_fixed(graph.fixed.get(name)):
-            feed = replace(feed, kind=graph.fixed[name])
-        feeds.append(feed)
+    feeds = [_make_feed(graph, name, name) for name in needed]
+    if fixed:
+        feeds = [
+            replace(feed, kind=graph.fixed[feed.name])
+            if feed.constant is None and is_fixed(graph.fixed.get(feed.name))
+            else feed
+            for feed in feeds
+        ]
     if auxiliary and len(chosen) == 1 and any(feed.constant is None for feed in feeds):
-        _add_auxiliary(part, feeds, "")
+        _add_auxiliary(part, feeds)
     _add_feeds(part, feeds)
     outside = {name for node in graph.proto.graph.node if node.name not in set(names) for name in tensors_read(node)}
     outside |= {port.name for port in graph.proto.graph.output}
@@ -376,20 +374,6 @@ def _sizes_in_run(variant: Variant) -> dict[str, tuple[int, ...]] | None:
 def fingerprint(model: onnx.ModelProto) -> str:
     """A key that is equal for equal models."""
     return hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest()
-
-
-def identity(variant: Variant) -> tuple[object, ...]:
-    """A key that is equal for variants with the same experiments: their models, and the basis of their changes."""
-    return (
-        fingerprint(variant_model(variant)),
-        variant.signed_output,
-        variant.inner_outputs,
-        variant.internal,
-        *(
-            tuple((name, known[name].SerializeToString(deterministic=True)) for name in sorted(known))
-            for known in (variant.fixed, variant.folded, variant.run_values, variant.output_types, variant.declared)
-        ),
-    )
 
 
 def zeros_needed(models: Sequence[onnx.ModelProto]) -> int:
