@@ -260,20 +260,20 @@ class SessionFacts:
     """ONNX file name within the package."""
     phases: tuple[str, ...]
     """Phases this session ran: prefill, decode or both."""
-    graph: tuple[GraphNode, ...]
+    graph: tuple[GraphNode, ...] = ()
     """Nodes of the main graph."""
-    plan: tuple[tuple[str, ...], ...] | None
+    plan: tuple[tuple[str, ...], ...] | None = None
     """Node names per stream, from the plan file; None without a plan file."""
-    assigned: tuple[AssignedNode, ...] | None
+    assigned: tuple[AssignedNode, ...] | None = None
     """None if this ONNX Runtime has no assignment interface."""
-    events: tuple[NodeEvent, ...]
-    runs: tuple[RunWindow, ...]
-    log: tuple[str, ...]
+    events: tuple[NodeEvent, ...] = ()
+    runs: tuple[RunWindow, ...] = ()
+    log: tuple[str, ...] = ()
     """Native log lines of session creation, INFO and above, without time stamps."""
-    registered: tuple[str, ...]
+    registered: tuple[str, ...] = ()
     """Providers the session registered, in order."""
-    ports: tuple[PortFact, ...]
-    load_seconds: float
+    ports: tuple[PortFact, ...] = ()
+    load_seconds: float = 0.0
     plan_devices: tuple[str, ...] | None = None
     """Device type of each stream of the plan as ONNX Runtime's number; 0 is the CPU."""
     providers: Mapping[str, ProviderFacts] = field(default_factory=dict)

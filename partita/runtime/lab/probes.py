@@ -47,19 +47,6 @@ FIX = Remedy(
 REJECTED_REMEDY = Remedy("change the part that fails, or use another provider; this provider opens other graphs")
 OPENS_WHEN_FIXED = "the provider opens the graph with all shapes static; unchanged, it fails"
 CRASHED_LATER = "in an experiment the provider opened the graph, so it crashes later, in a run or at exit"
-NOTHING_RUN = SessionFacts(
-    file="",
-    phases=("run",),
-    graph=(),
-    plan=None,
-    assigned=None,
-    events=(),
-    runs=(),
-    log=(),
-    registered=(),
-    ports=(),
-    load_seconds=0.0,
-)
 MOST_NAMED = 5
 MOST_INSIDE = 40
 """Maximum number of subgraph nodes of a rejected part to test."""
@@ -145,7 +132,7 @@ def notes_on_gaps(sessions: Iterable[SessionFacts]) -> Iterator[str]:
 
 def probe_refusal(error: ChainError, model: OnnxModel, sizes: Sizes, seconds: float) -> ProviderError:
     """The error with the experiments' results: the reason of each node, or the part on which the provider fails."""
-    facts = error.facts or replace(NOTHING_RUN, file=model.path.name, graph=model.nodes)
+    facts = error.facts or SessionFacts(model.path.name, ("run",), model.nodes)
     models, shapes = {facts.file: model}, {facts.file: sizes}
     (session,), chain, _ = _probe_sessions((facts,), error.chain, models, shapes, seconds)
     if error.facts is not None:
