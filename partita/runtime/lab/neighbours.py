@@ -147,7 +147,7 @@ def quantised_groups(graph: Graph, name: str) -> Iterator[tuple[Substitution, on
         for old, members in users.items()
     }
     found = [
-        (Substitution(*(dtypes.dtype_numbered(each).name for each in (new, old)), f"in {named[old]}"), old, new)
+        (_retyping(old, new, named[old]), old, new)
         for old in QUANTISED
         if set(users.get(old, ())) - {name}
         for new in QUANTISED
@@ -155,6 +155,11 @@ def quantised_groups(graph: Graph, name: str) -> Iterator[tuple[Substitution, on
     ]
     for substitution, old, new in found[:MOST_RETYPED]:
         yield substitution, _retyped(model, old, new)
+
+
+def _retyping(old: int, new: int, members: str) -> Substitution:
+    """`uint8 in place of int8 in q (QuantizeLinear)`."""
+    return Substitution(dtypes.dtype_numbered(new).name, dtypes.dtype_numbered(old).name, f"in {members}")
 
 
 def _group(nodes: Mapping[str, onnx.NodeProto], name: str) -> list[str]:
