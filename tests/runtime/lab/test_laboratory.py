@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import tempfile
 import time
 from types import SimpleNamespace
@@ -24,7 +22,6 @@ from tests.runtime.chain.test_provider_check import compiled
 
 if TYPE_CHECKING:
     from partita.runtime.ort.session import Session
-from partita.runtime.lab.placement import reason_in_log
 
 CUDA = Resolution(known_providers()["cuda"], "active")
 
@@ -147,15 +144,6 @@ def test_interrupted_lab_ends_its_process_and_saves_cache(bench, model, monkeypa
     assert len(Cache(tmp_path / "answers.json").answers) == 3
 
 
-def test_process_killed_between_batches_is_replaced(bench, model):
-    with bench.lab() as here:
-        here.try_all([model("one")])
-        os.kill(bench.processes[0], signal.SIGKILL)
-        time.sleep(0.3)
-        assert outcomes(here.try_all([model("two")])) == ["supported"]
-    assert here.crashes == 0 and not here.unusable
-
-
 # --- real children -------------------------------------------------------------------------------------------------
 
 
@@ -187,6 +175,7 @@ def failure(kind: str, text: str, *log: str) -> NativeFailureError:
         ("InvalidGraph", "This is an invalid model. Type Error: …", "invalid"),
         ("Fail", "Node (probe) Op (MaxPool) [ShapeInferenceError] Attribute strides has incorrect size", "invalid"),
         ("EPFail", "opset 22 is not known to the device compiler", "failed"),
+        ("InvalidArgument", "activation LeakyRelu is not supported", "failed"),
         (
             "RuntimeException",
             "Exception during initialization: /x/core/providers/openvino/backend.cc:1 it broke",
@@ -225,22 +214,6 @@ def test_error_after_missing_kernel_counts_as_rejected(model):
     assert found.outcome == "rejected" and found.message.startswith("CUDA kernel not found")
     whole = placement.failed_placement(broken, CUDA, one_node=False, legal=lambda: False)
     assert whole.outcome == "failed", "in a graph the line may be about another node"
-
-
-def test_internal_probe_error_returns_invalid(monkeypatch):
-    def broken(*_):
-        raise MemoryError("no memory")
-
-    monkeypatch.setattr(placement.State, "resolution", CUDA)
-    monkeypatch.setattr(placement, "_measure", broken)
-    found = placement.measure(b"", 0, one_node=True)
-    assert found.outcome == "invalid" and "MemoryError: no memory" in found.message
-
-
-def test_invalid_argument_error_is_failed_if_model_is_valid():
-    broken = failure("InvalidArgument", "activation LeakyRelu is not supported")
-    assert placement.failed_placement(broken, CUDA, one_node=True, legal=lambda: True).outcome == "failed"
-    assert placement.failed_placement(broken, CUDA, one_node=True, legal=lambda: False).outcome == "invalid"
 
 
 UNFOLDED = Placement("supported", placement.AS_FUNCTION, "function")
@@ -285,43 +258,6 @@ def test_opened_placement_classifies_node_of_open_session(name, listed, planned,
         log=(LOG,) if expected.outcome == "rejected" and name == "webgpu" else (),
     )
     assert placement.opened_placement(cast("Session", session), resolution) == expected
-
-
-# What a provider says at VERBOSE of the one node of an experiment
-
-
-QNN = known_providers()["qnn"].why_patterns
-
-
-def unit(name: str, why: str) -> tuple[str, ...]:
-    """A node unit that did not pass, as QNN 2.7.0 logs it."""
-    head = (
-        "[V:onnxruntime:, qnn_execution_provider.cc:1713 LogNodeSupport] Validation FAILED for 1 nodes in OrtNodeUnit"
-    )
-    return (f"{head} (Tile) :", f"\tOperator type: Tile Node name: {name} Node index: 1", f"\tREASON : {why}")
-
-
-REFUSED = (
-    "[W:onnxruntime:, qnn_model_wrapper.cc:565 CreateQnnNode] QNN.backendValidateOpConfig() failed for node `probe` "
-)
-
-
-@pytest.mark.parametrize(
-    ("log", "said"),
-    [
-        (unit("probe", "Cannot get shape."), "Cannot get shape"),
-        ((*unit("company", "not this one"), *unit("probe", "this one")), "this one"),
-        (unit("company", "not this one"), ""),
-        (
-            (f"{REFUSED}of type `Relu` with error code 3110", *unit("probe", "Failed to add node.")),
-            "QNN.backendValidateOpConfig() failed for `Relu` with error code 3110",
-        ),
-        (unit("probe", "Failed to add node."), "Failed to add node"),
-        ((), ""),
-    ],
-)
-def test_reason_in_log_returns_most_specific_qnn_message(log: tuple[str, ...], said: str):
-    assert reason_in_log(log, QNN) == said
 
 
 def test_newest_opset_returns_error_if_no_model_opens() -> None:

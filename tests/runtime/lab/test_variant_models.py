@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tracemalloc
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -12,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 
 from partita.runtime.lab.graph import CannotProbeError, Graph, cut_graph, find_constants, known_values
-from partita.runtime.lab.variant import ZEROS, fingerprint, node_variant, part_model, variant_model, zeros_needed
+from partita.runtime.lab.variant import ZEROS, node_variant, part_model, variant_model, zeros_needed
 from partita.runtime.place.onnx_model import read_onnx
 
 HEAD = '<ir_version: 10, opset_import: ["" : 21, "ai.onnx.ml" : 3, "own" : 1]>\n'
@@ -115,16 +114,6 @@ def test_external_constants_of_subgraphs_are_included(tmp_path, opened, cut_out,
     assert (answer == size * value).all()
 
 
-@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"cut off")])
-def test_small_constant_with_damaged_file_becomes_zeros(tmp_path, opened, damage):
-    path = tmp_path / "m.onnx"
-    onnx.save(weighted(4), path, save_as_external_data=True, location="m.data", size_threshold=0)
-    graph = cut_graph(read_onnx(path), {})
-    damage(tmp_path / "m.data")
-    (answer,) = opened(variant_model(node_variant(graph, "n"))).run(None, {"i0": np.ones((2, 4), np.float32)})
-    assert not answer.any()
-
-
 # --- inputs --------------------------------------------------------------------------------------------------------
 
 
@@ -137,41 +126,6 @@ def test_input_of_unknown_type_requires_observed_type(cut, opened):
     assert opened(variant_model(node_variant(seen, "n")))
     with pytest.raises(CannotProbeError, match="is unknown"):
         node_variant(graph.with_observed_types({"mystery": ["something[4,2]"]}), "n")
-
-
-# --- bodies and functions ------------------------------------------------------------------------------------------
-
-
-def test_captured_values_of_subgraph_become_inputs(cut, opened):
-    graph = cut(
-        "g (float[4] x, bool c) => (float[4] y) <float[4] w = {1, 2, 3, 4}> {\n  h = Relu(x)\n"
-        "  [n] y = If(c)<then_branch = t () => (float[4] a) { a = Mul(h, w) },"
-        " else_branch = e () => (float[4] b) { q = Neg(h) b = Sub(q, x) }>\n}"
-    )
-    case = node_variant(graph, "n")
-    assert len(case.feeds) == 4 and constants(variant_model(case)) == {"i2": [1.0, 2.0, 3.0, 4.0]}
-    session = opened(variant_model(case))
-    feeds = {"i0": np.array(True), "i1": np.full(4, 2, np.float32), "i3": np.ones(4, np.float32)}
-    feeds = {port.name: feeds[port.name] for port in session.get_inputs()}
-    assert session.run(None, feeds)[0].tolist() == [2, 4, 6, 8]
-    assert session.run(None, {**feeds, "i0": np.array(False)})[0].tolist() == [-3] * 4
-
-
-# --- fingerprints --------------------------------------------------------------------------------------------------
-
-LAYERS = (
-    "g (float[4,8] x) => (float[4,8] y, float[4,6] z) <float[8] a = {1,1,1,1,1,1,1,1}, float[8] b = {1,1,1,1,1,1,1,1},"
-    " float[8] c = {2,1,1,1,1,1,1,1}, int64[4] p = {0,0,0,-2}> {\n"
-    "  [one] h = Mul(x, a)\n  [two] i = Mul(h, b)\n  [three] j = Mul(i, c)\n  [four] y = Mul(b, j)\n"
-    "  [five] z = Pad(y, p)\n}"
-)
-
-
-def test_nodes_differing_only_in_names_share_a_fingerprint(cut):
-    graph = cut(LAYERS)
-    made = {name: fingerprint(variant_model(node_variant(graph, name))) for name in ("one", "two", "three", "four")}
-    assert made["one"] == made["two"]
-    assert len({made["one"], made["three"], made["four"]}) == 3, "values of a small constant, and the order, count"
 
 
 # --- parts ---------------------------------------------------------------------------------------------------------
