@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from partita.observations.facts import Substitution
 from partita.runtime.lab.graph import constant_of
 from partita.runtime.lab.schema import Operator, Slot, find_operator
-from partita.runtime.lab.variant import ExperimentInput, Variant, is_signed, size_of, variant_model, zeros
+from partita.runtime.lab.variant import ExperimentInput, Variant, size_of, variant_model, zeros
 from partita.runtime.place.model_file import tensors_read
 from partita.runtime.place.tensor_types import (
     SMALL_BYTES,
@@ -84,8 +84,6 @@ def vary(variant: Variant, change: Change) -> Variant | None:
         _vary_feed(variant, feed, change) for feed in (*variant.feeds, *change.added.values()) if feed.name in left
     )
     varied = replace(variant, node=node, feeds=feeds)
-    if change.elements or change.attributes or change.omitted_outputs:
-        varied = replace(varied, signed_output=_signed_output(varied))
     if change.declared or variant.declared:
         varied = replace(varied, declared=_declared(varied, change))
     return varied if change.opset is None else _at_opset(varied, change.opset)
@@ -174,12 +172,6 @@ def _declared(variant: Variant, change: Change) -> dict[str, onnx.TypeProto]:
         for name, each in sizes.items()
         if each is not None and (element := elements.get(name))
     }
-
-
-def _signed_output(variant: Variant) -> str:
-    """An output with a signed type by type inference; empty if none is known."""
-    types = tensor_types(variant_model(variant))
-    return next((name for name in variant.node.output if name in types and is_signed(types[name])), "")
 
 
 # --- operator schema -----------------------------------------------------------------------------------------------

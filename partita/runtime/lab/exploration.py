@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -96,18 +95,6 @@ class Experiment:
     """Position in its round: once a variant is supported, higher positions decide nothing."""
     node: Node | None = None
     """The node whose neighbours are in the model."""
-
-
-def one_of_each_first(subjects: Iterable[Subject]) -> list[Subject]:
-    """Subjects ordered so that every operator comes once before any comes twice, as the budget may run out."""
-    seen: Counter[tuple[str, str]] = Counter()
-
-    def place(subject: Subject) -> int:
-        operator = (subject.variant.node.domain, subject.variant.node.op_type)
-        seen[operator] += 1
-        return seen[operator]
-
-    return sorted(subjects, key=place)
 
 
 def explore(subjects: Sequence[Subject], lab: Lab) -> None:

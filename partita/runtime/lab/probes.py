@@ -23,7 +23,7 @@ from partita.remedies import Remedy, any_of
 from partita.runtime.chain.advice import export_again
 from partita.runtime.chain.open_chain import ChainError, chain_entry, not_all_on
 from partita.runtime.lab.bisection import Search, find_rejected
-from partita.runtime.lab.exploration import Subject, explore, explore_surroundings, one_of_each_first
+from partita.runtime.lab.exploration import Subject, explore, explore_surroundings
 from partita.runtime.lab.functions import Functions
 from partita.runtime.lab.graph import CannotProbeError, Graph, cut_graph
 from partita.runtime.lab.laboratory import Cache, Lab, cache_for
@@ -256,7 +256,7 @@ def _probe_nodes(
             subject.nodes.append((number, name))
             if holder := holder_in_run(index, graph, name):
                 holders[number, name] = holder
-    explore(one_of_each_first(subjects), lab)
+    explore(subjects, lab)
     explore_surroundings(subjects, graphs, holders, lab)
     for subject in subjects:
         for number, name in subject.nodes:

@@ -82,8 +82,6 @@ class Variant:
     functions: tuple[onnx.FunctionProto, ...] = field(default=())
     run_values: Mapping[str, onnx.TensorProto] = field(default_factory=dict)
     """Values of non-constant inputs in the run, if known."""
-    signed_output: str = ""
-    """An output with a signed type; empty if none is known."""
     inner_outputs: frozenset[str] = frozenset()
     """Outputs that are not graph outputs, because other nodes read them."""
     output_types: Mapping[str, onnx.TypeProto] = field(default_factory=dict)
@@ -128,7 +126,6 @@ def node_variant(graph: Graph, name: str) -> Variant:
         graph.proto.ir_version,
         called_functions(graph.proto, [original]),
         given,
-        next((new for old, new in outputs.items() if old in graph.types and is_signed(graph.types[old])), ""),
         frozenset(new for old, new in outputs.items() if old not in graph.outputs),
         {new: graph.fixed[old] for old, new in outputs.items() if is_fixed(graph.fixed.get(old))},
     )
@@ -226,7 +223,7 @@ def variant_graph(variant: Variant, *, auxiliary: bool = False) -> onnx.GraphPro
     graph.node.add().CopyFrom(variant.node)
     inside = set[str]()
     if auxiliary:
-        inside |= _add_auxiliary(graph, variant.feeds, variant.signed_output, variant.inner_outputs)
+        inside |= _add_auxiliary(graph, variant.feeds, variant)
         for name in sorted(variant.internal.intersection(variant.node.output) - inside):
             after = f"{INSIDE}_{name}"
             graph.node.append(onnx.helper.make_node("Cast", [name], [after], name=after, to=FLOAT))
@@ -241,12 +238,9 @@ def variant_graph(variant: Variant, *, auxiliary: bool = False) -> onnx.GraphPro
 
 
 def _add_auxiliary(
-    graph: onnx.GraphProto,
-    feeds: Sequence[ExperimentInput],
-    signed_output: str = "",
-    passed_on: frozenset[str] = frozenset(),
-) -> frozenset[str]:
-    """Add a Neg before the only node, or after it if no input is signed.
+    graph: onnx.GraphProto, feeds: Sequence[ExperimentInput], variant: Variant | None = None
+) -> set[str]:
+    """Add a Neg before the only node, or after it if no input is signed (only for a variant).
 
     Returns outputs of the node that are no longer graph outputs, because some providers treat a node before a graph
     output differently. If the node reads only constants, the Neg is unconnected: a provider may not open a graph
@@ -259,16 +253,19 @@ def _add_auxiliary(
     if first is not None and first.name in node.input:
         rename(node, {first.name: AUXILIARY})
         graph.node.insert(0, onnx.helper.make_node("Neg", [first.name], [AUXILIARY], name=AUXILIARY))
-        return frozenset()
+        return set()
     fed = any(feed.constant is None for feed in feeds)
     if not fed:
         add_detached(graph)
-    if not signed_output or not (fed or signed_output in passed_on):
-        return frozenset()
+    types = tensor_types(variant_model(variant)) if variant is not None else {}
+    signed = next((name for name in node.output if name in types and is_signed(types[name])), "")
+    inner = variant.inner_outputs & {signed} if variant is not None else frozenset()
+    if not signed or not (fed or inner):
+        return set()
     after = AUXILIARY if fed else AFTER
-    graph.node.append(onnx.helper.make_node("Neg", [signed_output], [after], name=after))
+    graph.node.append(onnx.helper.make_node("Neg", [signed], [after], name=after))
     graph.output.add(name=after)
-    return passed_on & {signed_output}
+    return set(inner)
 
 
 def add_detached(graph: onnx.GraphProto) -> None:
