@@ -23,7 +23,7 @@ from partita.remedies import Remedy, any_of
 from partita.runtime.chain.advice import export_again
 from partita.runtime.chain.open_chain import ChainError, chain_entry, not_all_on
 from partita.runtime.lab.bisection import Search, find_rejected
-from partita.runtime.lab.exploration import Subject, explore, explore_surroundings
+from partita.runtime.lab.exploration import Subject, explore, explore_surroundings, given_options
 from partita.runtime.lab.functions import Functions
 from partita.runtime.lab.graph import CannotProbeError, Graph, cut_graph
 from partita.runtime.lab.laboratory import Cache, Lab, cache_for
@@ -44,6 +44,7 @@ AT_FAULT = frozenset({"initialisation_failed"})
 FIX = Remedy(
     "declare fixed sizes in the file: for the model's inputs or, if these are fixed, for the outputs of its nodes"
 )
+WITHOUT_SWITCH = Remedy("remove {switch}; without it the provider opens this graph")
 REJECTED_REMEDY = Remedy("change the part that fails, or use another provider; this provider opens other graphs")
 OPENS_WHEN_FIXED = "the provider opens the graph with all shapes static; unchanged, it fails"
 CRASHED_LATER = "in an experiment the provider opened the graph, so it crashes later, in a run or at exit"
@@ -280,7 +281,8 @@ def _bisect(
     sessions: Sessions, failed: Resolution, models: Mapping[str, OnnxModel], sizes: Mapping[str, Sizes], lab: Lab
 ) -> tuple[Sessions, Resolution]:
     """The smallest part on which a provider fails that opens other graphs, and the state of that provider."""
-    found = []
+    found: list[SessionFacts] = []
+    remedies: list[Remedy] = []
     for session in sessions:
         if session.file in models:
             graph = _session_graph(session, models[session.file], sizes.get(session.file, {}))
@@ -312,11 +314,24 @@ def _bisect(
                 few = each.nodes if len(each.nodes) <= FEW_NODES else ()
                 probes |= _probe_each(graph, (*few, *each.rejected_subgraph_nodes), lab)
             session = session.with_provider(failed.provider.ort_name, rejected=part, probes=probes)
+            remedies = [*remedies, *_without_a_switch(graph, lab)]
         found.append(session)
     if tuple(found) == sessions:
         return sessions, failed
-    rejected = replace(failed, reason="subgraph_rejected", remedy=REJECTED_REMEDY)
-    return tuple(found), rejected
+    remedy = any_of([*remedies[:1], REJECTED_REMEDY])
+    return tuple(found), replace(failed, reason="subgraph_rejected", remedy=remedy)
+
+
+def _without_a_switch(graph: Graph, lab: Lab) -> Iterator[Remedy]:
+    """The remedies to remove one option without which the provider opens the unchanged graph."""
+    names = tuple(node.name for node in graph.proto.graph.node)
+    with contextlib.suppress(CannotProbeError):
+        for option in given_options(lab):
+            models = [part_model(graph, names, fixed=False)] if option.kind == "bool" else []
+            for answer in lab.try_with(option.name, option.default, models, one_node=False):
+                if answer is not None and answer.outcome == "supported":
+                    switch = f"{lab.resolution.provider.name}.{option.name}={lab.resolution.options[option.name]}"
+                    yield WITHOUT_SWITCH.filled(switch=switch)
 
 
 def _opens_when_fixed(graph: Graph, lab: Lab) -> bool:

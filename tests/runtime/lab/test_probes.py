@@ -207,6 +207,22 @@ def test_rejected_graph_is_bisected_and_rejected_node_is_probed(model):
     assert (chain[0].status, chain[0].reason) == ("unavailable", "subgraph_rejected") and chain[1] == FALLBACK
 
 
+def test_remedy_removes_option_causing_graph_rejection(model, scripted, monkeypatch):
+    asked = []
+
+    def try_with(lab, option, value, models, *, one_node=True):
+        asked.extend((option, value, len(each.graph.node), one_node) for each in models)
+        return [Placement("supported", "") for _ in models]
+
+    monkeypatch.setattr(scripted, "try_with", try_with)
+    switched = replace(FAILED, options={"htp_bf16_enable": "1", "soc_model": "43"})
+    _, chain = probed(facts_of(model, "abcde"), (switched, FALLBACK), model=model)
+    assert chain[0].reason == "subgraph_rejected" and chain[0].remedy is not None
+    assert chain[0].remedy.text == "remove qnn.htp_bf16_enable=1; without it the provider opens this graph"
+    assert chain[0].remedy.alternative is not None, "or change the graph"
+    assert asked == [("htp_bf16_enable", "0", 5, False)]
+
+
 def test_provider_start_failure_reason_is_unchanged_by_probing(model, scripted, monkeypatch):
     monkeypatch.setattr(scripted, "starts_at_all", False)
     facts, chain = probed(facts_of(model, "abcde"), (FAILED, FALLBACK), model=model)
