@@ -180,7 +180,7 @@ def _factors_of(form: Form) -> Iterator[str]:
             continue
         value = form.attributes.get(name)
         if value is not None and not isinstance(value, dict):
-            yield f"{name}={_value_text(value)}"
+            yield f"{name}={value_text(value)}"
         elif value is None and not form.node:
             yield f"{name} by default"
     for index, slot in enumerate(form.operator.inputs):
@@ -196,10 +196,10 @@ def _factors_of(form: Form) -> Iterator[str]:
                 yield f"{slot.name} {'constant' if index in form.constant else 'not constant'}"
 
 
-def _value_text(value: Any) -> str:
+def value_text(value: Any) -> str:
     """The value of an attribute as short text."""
     if isinstance(value, (list, tuple)):
-        return "[" + ",".join(map(_value_text, value)) + "]"
+        return "[" + ",".join(map(value_text, value)) + "]"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

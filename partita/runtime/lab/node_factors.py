@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from partita import dtypes
 from partita.observations.facts import Substitution
 from partita.runtime.lab.change import Change, cast, operator_of
-from partita.runtime.lab.forms import plainest_forms
+from partita.runtime.lab.forms import plainest_forms, value_text
 from partita.runtime.lab.schema import TYPE_ATTRIBUTES, Operator
 from partita.runtime.lab.variant import ExperimentInput, Variant
 from partita.runtime.place.tensor_types import element_of, rank_of
@@ -193,6 +193,8 @@ def _values_in(values: list[Any], new: int) -> list[Any]:
 
 SIMPLE = frozenset({"int", "string", "ints"})
 """Attribute kinds whose values are varied."""
+MOST_SHOWN = 8
+"""Maximum number of values of one attribute in a text."""
 MOST_VALUES = 8
 """Maximum number of other values per node."""
 
@@ -239,8 +241,8 @@ def _other_values(variant: Variant, operator: Operator) -> Iterator[Change]:
                 continue
             kind = getattr(onnx.AttributeProto, entry.kind.upper())  # a list may be empty
             made = onnx.helper.make_attribute(name, list(value) if isinstance(value, tuple) else value, attr_type=kind)
-            before = f"{name}={_plain_text(now)}" if now is not None else f"{name} omitted"
-            yield Change(substitution=Substitution(f"{name}={_plain_text(value)}", before), attributes={name: made})
+            before = f"{name}={value_text(now)}" if now is not None else f"{name} omitted"
+            yield Change(substitution=Substitution(f"{name}={value_text(value)}", before), attributes={name: made})
 
 
 def _is_axis(variant: Variant, value: Any) -> bool:
@@ -261,12 +263,8 @@ def _hashable(value: Any) -> Any:
     """An attribute value as a hashable Python value."""
     if isinstance(value, bytes):
         return value.decode("utf-8", errors="replace")
-    return tuple(map(_hashable, value)) if isinstance(value, list | tuple) else value
-
-
-def _plain_text(value: Any) -> str:
-    """An attribute value as text."""
-    return f"[{','.join(map(_plain_text, value))}]" if isinstance(value, tuple) else str(value)
+    several = isinstance(value, Iterable) and not isinstance(value, str)
+    return tuple(map(_hashable, value)) if several else value
 
 
 def _may_omit(attribute: onnx.AttributeProto, operator: Operator | None) -> bool:
@@ -286,13 +284,7 @@ def _attribute_text(attribute: onnx.AttributeProto) -> str:
     import onnx
 
     value = _hashable(onnx.helper.get_attribute_value(attribute))
-    if isinstance(value, float):
-        text = f"{value:g}"
-    elif isinstance(value, int | str):
-        text = str(value)
-    else:
-        try:
-            text = f"[{','.join(map(str, map(_hashable, value)))}]" if len(value) <= 8 else f"{len(value)} values"
-        except TypeError:
-            text = "(a tensor or graph)"
-    return f"{attribute.name}={text}"
+    if not isinstance(value, int | float | str | tuple):
+        return f"{attribute.name}=(a tensor or graph)"
+    many = isinstance(value, tuple) and len(value) > MOST_SHOWN
+    return f"{attribute.name}={f'{len(value)} values' if many else value_text(value)}"
