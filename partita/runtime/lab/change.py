@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from partita.observations.facts import Substitution
-from partita.runtime.lab.graph import constant_of
-from partita.runtime.lab.schema import Operator, Slot, find_operator
-from partita.runtime.lab.variant import ExperimentInput, Variant, size_of, variant_model, zeros
+from partita.runtime.lab.graph import constant_of, cut_proto
+from partita.runtime.lab.schema import Operator, find_operator
+from partita.runtime.lab.variant import ExperimentInput, Variant, node_variant, size_of, variant_model, zeros
 from partita.runtime.place.model_file import tensors_read
 from partita.runtime.place.tensor_types import (
     SMALL_BYTES,
@@ -194,30 +195,13 @@ def _at_opset(variant: Variant, opset: int) -> Variant | None:
     del model.functions[:]
     try:
         converted = onnx.version_converter.convert_version(model, opset)
+        # The converter turns an attribute into an input: a constant next to the node.
+        (node,) = (node for node in converted.graph.node if constant_of(node) is None)
+        made = node_variant(cut_proto(converted, Path(), {}), node.name)
     except Exception:  # noqa: BLE001 - the native converter may raise any exception
         return None
-    # The converter turns an attribute into an input: a constant next to the node.
-    made = {node.output[0]: value for node in converted.graph.node if (value := constant_of(node)) is not None}
-    nodes = [node for node in converted.graph.node if constant_of(node) is None]
-    if [node.op_type for node in nodes] != [variant.node.op_type]:
-        return None
-    (node,) = nodes
-    kinds = {port.name: port.type for port in converted.graph.input}
-    constants = {tensor.name: tensor for tensor in converted.graph.initializer}
-    for name, value in made.items():
-        value.name = name
-        constants[name] = value
-    names = [name for name in dict.fromkeys(node.input) if name]
-    if any(name not in kinds and name not in constants for name in names):
-        return None
-    feeds = tuple(
-        ExperimentInput(
-            name, kinds.get(name) or tensor_type(constants[name].data_type, constants[name].dims), constants.get(name)
-        )
-        for name in names
-    )
-    changed = replace(moved, node=node, feeds=feeds)
-    return changed if _legal(changed) else None
+    changed = replace(moved, node=made.node, feeds=made.feeds)
+    return changed if node.op_type == variant.node.op_type and _legal(changed) else None
 
 
 def _without_unknown(variant: Variant, opset: int) -> Variant:
@@ -238,23 +222,16 @@ def _without_unknown(variant: Variant, opset: int) -> Variant:
 
 
 def _legal(variant: Variant) -> bool:
-    """Whether attributes, number of inputs, and input types and ranks fit the opset."""
+    """Whether attributes, number of inputs, and input types fit the opset."""
     operator, node = operator_of(variant), variant.node
     if operator is None or any(attribute.name not in operator.attributes for attribute in node.attribute):
         return False
     given = {attribute.name for attribute in node.attribute}
     if any(entry.required and name not in given for name, entry in operator.attributes.items()):
         return False
-    needed = sum(not slot.optional for slot in operator.inputs if not slot.variadic)
-    slots = [operator.input(position) for position in range(len(node.input))]
-    if len(node.input) < needed or any(slot is None for slot in slots):
+    if len(node.input) < sum(not slot.optional for slot in operator.inputs if not slot.variadic):
         return False
-    return all(_input_fits(variant, slot, name) for slot, name in zip(slots, node.input, strict=True))
-
-
-def _input_fits(variant: Variant, slot: Slot | None, name: str) -> bool:
-    """Whether an input has a type that its slot allows; True for an omitted input."""
-    feed = variant.feed(name)
-    if slot is None or feed is None:
-        return True
-    return element_of(feed.kind) in (None, *slot.elements)
+    read = [(operator.input(position), variant.feed(name)) for position, name in enumerate(node.input)]
+    return all(
+        slot is not None and (feed is None or element_of(feed.kind) in (None, *slot.elements)) for slot, feed in read
+    )
