@@ -57,26 +57,20 @@ def chain(tmp_path) -> Graph:
     return cut_graph(read_onnx(path), {})
 
 
-@pytest.mark.parametrize("culprit", [f"n{step}" for step in range(NODES)])
-def test_bisection_finds_rejected_node_at_any_position(chain, culprit):
-    lab = ScriptedLab(lambda names: culprit in names)
+ALONE = [(f"n{step}",) for step in range(NODES)]
+TOGETHER = [("n0", "n1"), ("n3", "n4"), ("n0", "n15"), ("n2", "n9"), ("n14", "n15")]
+
+
+@pytest.mark.parametrize("culprits", [*ALONE, *TOGETHER])
+@pytest.mark.parametrize("outcome", ["failed", "crashed", "timed_out"])
+def test_bisection_finds_nodes_that_fail_alone_or_together(chain, culprits, outcome):
+    lab = ScriptedLab(lambda names: set(culprits) <= set(names), outcome=outcome)
     found = rejected(chain, lab)
-    assert found is not None and found.nodes == (culprit,) and found.minimal
-    assert found.message == "1 nodes are too many", "what it says of this part, not of the whole"
-    assert found.neg_added, "QNN compiles"
-    assert found.attempts + 1 == len(lab.asked) < 2 * NODES, "in halves, not one by one; and once without it"
-
-
-@pytest.mark.parametrize("pair", [("n0", "n1"), ("n3", "n4"), ("n0", "n15"), ("n2", "n9"), ("n14", "n15")])
-def test_bisection_finds_pair_failing_only_together(chain, pair):
-    found = rejected(chain, ScriptedLab(lambda names: set(pair) <= set(names)))
-    assert found is not None and found.nodes == pair and found.minimal and not found.neg_added
-
-
-@pytest.mark.parametrize("outcome", ["crashed", "timed_out"])
-def test_crash_and_timeout_count_as_rejection(chain, outcome):
-    found = rejected(chain, ScriptedLab(lambda names: "n7" in names, outcome=outcome))
-    assert found is not None and found.nodes == ("n7",)
+    assert found is not None and found.nodes == culprits and found.minimal
+    assert found.message == f"{len(culprits)} nodes are too many", "what it says of this part, not of the whole"
+    assert found.neg_added == (len(culprits) == 1), "QNN compiles"
+    assert found.attempts + 1 == len(lab.asked), "and once without it"
+    assert len(culprits) > 1 or len(lab.asked) < 2 * NODES, "in halves, not one by one"
 
 
 @pytest.mark.parametrize("tries", range(1, 6))

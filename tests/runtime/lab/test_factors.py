@@ -7,7 +7,7 @@ from collections.abc import Callable
 import onnx
 import onnxruntime as ort
 import pytest
-from onnx import TensorProto, parser
+from onnx import parser
 
 from partita.diagnosis.reasons.table import REASONS
 from partita.observations.facts import OPTION
@@ -106,13 +106,6 @@ def test_each_factor_belongs_to_a_single_reason(case):
 
 
 # --- sizes ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("sizes", "number"), [({"x": (0, 4)}, 2), ({}, 1)])
-def test_zero_or_unknown_sizes_are_probed_as_size_1(case, sizes, number):
-    found = [entry for entry in single_changes(case(TEXTS["Elu"], **sizes)) if entry.factor == "static_shape"]
-    assert len(found) == number and found[-1].change == "all sizes fixed, to 1 where the run has 0 or none"
-    assert inputs(found[-1].variant) == [(TensorProto.FLOAT, [1, 4])] and opens(found[-1].variant)
 
 
 # --- types ---------------------------------------------------------------------------------------------------------

@@ -65,12 +65,7 @@ def test_reshape_shape_input_is_constant_and_add_inputs_are_not():
 
 def test_ranks_vary_only_for_operators_without_fixed_rank():
     assert [form.note for form in ranks(forms(version("Add", 14))[0])] == [
-        "rank 0",
-        "rank 1",
-        "rank 2",
-        "rank 4",
-        "rank 5",
-        "rank 6",
+        f"rank {rank}" for rank in (0, 1, 2, 4, 5, 6)
     ]
     assert not list(ranks(forms(version("Conv", 22))[0]))
 

@@ -194,20 +194,6 @@ def test_failed_placement_classifies_session_errors(kind, text, outcome):
     assert found.outcome == outcome and found.message
 
 
-@pytest.mark.parametrize(
-    ("node", "said"),
-    [
-        ("probe", "CUDA kernel not found in registries for Op type: Loop"),
-        ("another", "CUDA kernel not found in registries for Op type: Selu node name: inner"),
-    ],
-)
-def test_log_line_of_node_takes_precedence_over_subgraph_node(node, said):
-    head = "[I:onnxruntime:, cuda.cc:1 GetCapability] CUDA kernel not found in registries for Op type"
-    log = (f"{head}: Selu node name: inner", f"{head}: Loop node name: {node}")
-    broken = failure("NotImplemented", "nobody has it", *log)
-    assert placement.failed_placement(broken, CUDA, one_node=True, legal=lambda: True) == Placement("rejected", said)
-
-
 def test_error_after_missing_kernel_counts_as_rejected(model):
     broken = failure("RuntimeException", "Exception during initialization: transformer_memcpy.cc:253", NOT_FOUND)
     found = placement.failed_placement(broken, CUDA, one_node=True, legal=lambda: False)

@@ -229,19 +229,14 @@ def test_provider_start_failure_reason_is_unchanged_by_probing(model, scripted, 
     assert facts.sessions[0].of(QNN).rejected is None and chain == (FAILED, FALLBACK)
 
 
-def test_chain_error_names_rejected_subgraph(model):
-    error = ChainError("m.onnx: qnn: finalising failed", path=model.path, chain=(FAILED,))
-    told = probe_refusal(error, model, SIZES, 60.0)
-    assert isinstance(told, ProviderError) and told.exit_code == 3 and "\n" not in str(told)
-    assert "subgraph_rejected" in str(told) and "the smallest part that fails with only an added Neg is e" in str(told)
-
-
-def test_chain_error_includes_causes_of_all_providers(model):
+def test_chain_error_includes_causes_of_all_providers_and_rejected_subgraph(model):
     missing = replace(GONE, provider=known_providers()["tensorrt"])
     error = ChainError("m.onnx: none starts", path=model.path, chain=(missing, FAILED))
-    told = str(probe_refusal(error, model, SIZES, 60.0))
-    assert "tensorrt: device_missing: no such device; " in told and "; buy one" in told
-    assert "qnn: subgraph_rejected: " in told and "the smallest part that fails with only an added Neg is e" in told
+    told = probe_refusal(error, model, SIZES, 60.0)
+    assert isinstance(told, ProviderError) and told.exit_code == 3 and "\n" not in str(told)
+    assert "tensorrt: device_missing: no such device; " in str(told) and "; buy one" in str(told)
+    assert "qnn: subgraph_rejected: " in str(told)
+    assert "the smallest part that fails with only an added Neg is e" in str(told)
 
 
 def test_chain_error_names_cause_for_each_node(model):
