@@ -16,7 +16,6 @@ from partita.runtime.place.model_file import tensors_read
 from partita.runtime.place.tensor_types import (
     SMALL_BYTES,
     element_of,
-    is_fixed,
     rank_of,
     sizes_of,
     tensor_type,
@@ -81,9 +80,7 @@ def vary(variant: Variant, change: Change) -> Variant | None:
         node.input.extend([""] * (position + 1 - len(node.input)))
         node.input[position] = feed.name
     left = set(tensors_read(node))  # including inputs of subgraphs
-    feeds = tuple(
-        _vary_feed(variant, feed, change) for feed in (*variant.feeds, *change.added.values()) if feed.name in left
-    )
+    feeds = tuple(_vary_feed(feed, change) for feed in (*variant.feeds, *change.added.values()) if feed.name in left)
     varied = replace(variant, node=node, feeds=feeds)
     if change.declared or variant.declared:
         varied = replace(varied, declared=_declared(varied, change))
@@ -98,51 +95,41 @@ def _leave_out(names: RepeatedScalarFieldContainer[str], positions: Collection[i
         names.pop()
 
 
-def _vary_feed(variant: Variant, feed: ExperimentInput, change: Change) -> ExperimentInput:
+def _vary_feed(feed: ExperimentInput, change: Change) -> ExperimentInput:
     """One input of a variant."""
     if change.fixed:
-        feed = fixed_feed(variant, feed)
+        feed = fixed_feed(feed)
     element = change.elements.get(feed.name)
     if element is not None and element_of(feed.kind) not in (None, element):
         value = cast(feed.constant, element) if feed.constant is not None else None
-        feed = ExperimentInput(feed.name, with_element(feed.kind, element), value)
+        feed = replace(feed, kind=with_element(feed.kind, element), constant=value)
     sizes: Sequence[int | None] | None = change.sizes.get(feed.name)
     if sizes is None and feed.name in change.ranks and rank_of(feed.kind) is None:
         sizes = [None] * change.ranks[feed.name]
     element = element_of(feed.kind)
     if sizes is not None and element is not None and feed.constant is None:
         feed = replace(feed, kind=tensor_type(element, sizes))
-    return constant(variant, feed, change.constants[feed.name]) if feed.name in change.constants else feed
+    return _constant(feed, change.constants[feed.name]) if feed.name in change.constants else feed
 
 
-def fixed_feed(variant: Variant, feed: ExperimentInput) -> ExperimentInput:
+def fixed_feed(feed: ExperimentInput) -> ExperimentInput:
     """The feed with the sizes of the run, as a constant if its values depend only on sizes."""
-    folded = variant.folded.get(feed.name)
-    if folded is not None and feed.constant is None and element_of(feed.kind) == folded.data_type:
-        return ExperimentInput(feed.name, tensor_type(folded.data_type, folded.dims), folded)
-    known = feed.name in variant.fixed and feed.constant is None
-    return replace(feed, kind=variant.fixed[feed.name]) if known else feed
+    folded = feed.folded
+    if feed.constant is not None or folded is None or element_of(feed.kind) != folded.data_type:
+        return replace(feed, kind=feed.run_kind) if feed.constant is None else feed
+    return replace(feed, kind=tensor_type(folded.data_type, folded.dims), constant=folded)
 
 
-def constant(variant: Variant, feed: ExperimentInput, value: onnx.TensorProto | None) -> ExperimentInput:
+def _constant(feed: ExperimentInput, value: onnx.TensorProto | None) -> ExperimentInput:
     """The feed as a constant; unchanged if its type or sizes are unknown."""
-    element = element_of(feed.kind)
-    sizes = sizes_of(feed.kind if is_fixed(feed.kind) else variant.fixed.get(feed.name))
+    element, sizes, value = element_of(feed.kind), feed.run_sizes, value or feed.folded or feed.run_value
+    if value is not None and element not in (None, value.data_type):
+        value = cast(value, element)
     if value is None:
-        value = variant.folded.get(feed.name) or variant.run_values.get(feed.name)
-    if value is not None:
-        value = value if element in (None, value.data_type) else cast(value, element)
-        return ExperimentInput(feed.name, tensor_type(value.data_type, value.dims), _named(value, feed.name))
-    if element is None or sizes is None:
-        return feed
-    return ExperimentInput(feed.name, tensor_type(element, sizes), zeros(feed.name, element, sizes))
-
-
-def _named(tensor: onnx.TensorProto, name: str) -> onnx.TensorProto:
-    """The tensor under this name."""
-    named = deepcopy(tensor)
-    named.name = name
-    return named
+        if element is None or sizes is None:
+            return feed
+        value = zeros(feed.name, element, sizes)
+    return replace(feed, kind=tensor_type(value.data_type, value.dims), constant=value)
 
 
 def cast(tensor: onnx.TensorProto, new: int) -> onnx.TensorProto:
@@ -200,7 +187,10 @@ def _at_opset(variant: Variant, opset: int) -> Variant | None:
         made = node_variant(cut_proto(converted, Path(), {}), node.name)
     except Exception:  # noqa: BLE001 - the native converter may raise any exception
         return None
-    changed = replace(moved, node=made.node, feeds=made.feeds)
+    feeds = tuple(
+        replace(variant.feed(feed.name) or feed, kind=feed.kind, constant=feed.constant) for feed in made.feeds
+    )
+    changed = replace(moved, node=made.node, feeds=feeds)
     return changed if node.op_type == variant.node.op_type and _legal(changed) else None
 
 

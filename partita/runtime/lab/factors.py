@@ -102,17 +102,17 @@ def _pair(one: Variation, other: Variation, variant: Variant) -> Variation:
 def known_ranks(variant: Variant) -> Iterator[Change]:
     """The rank of the run for every input without a rank in the file."""
     open_feeds = [feed for feed in variant.feeds if feed.constant is None and rank_of(feed.kind) is None]
-    ranks = {feed.name: rank for feed in open_feeds if (rank := rank_of(variant.fixed.get(feed.name))) is not None}
+    ranks = {feed.name: rank for feed in open_feeds if (rank := rank_of(feed.fixed)) is not None}
     if ranks:
         yield Change(substitution=Substitution("a known rank", "an unknown rank"), ranks=ranks)
 
 
 def static_shapes(variant: Variant) -> Iterator[Change]:
     """All sizes as in the run; then, if some are 0 or unknown, with 1 instead."""
-    if not variant.folded and all(is_fixed(feed.kind) for feed in variant.feeds):
+    if all(feed.folded is None and is_fixed(feed.kind) for feed in variant.feeds):
         return
     yield Change("all sizes fixed", fixed=True)
-    fixed = (fixed_feed(variant, feed) for feed in variant.feeds)
+    fixed = map(fixed_feed, variant.feeds)
     open_feeds = [feed for feed in fixed if feed.constant is None and 0 in (sizes_of(feed.kind) or (0,))]
     others = {feed.name: sizes for feed in open_feeds if (sizes := padded_sizes(feed.kind))}
     if others:
@@ -185,14 +185,14 @@ def _constants(variant: Variant, operator: Operator | None) -> Iterator[Change]:
         return f"input {slot.name if slot is not None else position}"
 
     open_feeds = [feed for feed in variant.feeds if feed.constant is None]
-    known = {feed.name for feed in open_feeds if is_fixed(variant.fixed.get(feed.name) or feed.kind)}
+    known = {feed.name: feed for feed in open_feeds if is_fixed(feed.run_kind)}
     names = {name: name_of(position) for position, name in reversed(list(enumerate(variant.node.input)))}
     first = variant.node.input[0] if variant.node.input else ""
     fed = {name: names[name] for name in variant.node.input[1:] if name in known}
     # The first input, e.g. a lookup table, but not if it is the only one.
     every = {**fed, first: names[first]} if first in known and len(open_feeds) > 1 else fed
     for name, called in every.items():
-        default = ", and no default of a graph input" if name in variant.run_values else ""
+        default = ", and no default of a graph input" if known[name].run_value is not None else ""
         yield Change(f"{called} as a constant{default}", constants={name: None})
         if (value := _ones(variant, name)) is not None:
             yield Change(f"{called} as a constant of ones", constants={name: value})
@@ -209,10 +209,9 @@ def _ones(variant: Variant, name: str) -> onnx.TensorProto | None:
     import onnx
 
     feed = variant.feed(name)
-    if feed is None or name in variant.run_values or name in variant.folded:
+    if feed is None or feed.run_value is not None or feed.folded is not None:
         return None
-    kind = variant.fixed.get(name) or feed.kind
-    sizes, element = sizes_of(kind), element_of(kind)
+    sizes, element = sizes_of(feed.run_kind), element_of(feed.run_kind)
     if sizes is None or element is None or len(sizes) > 1:
         return None
     dtype = onnx.helper.tensor_dtype_to_np_dtype(element)
@@ -221,7 +220,7 @@ def _ones(variant: Variant, name: str) -> onnx.TensorProto | None:
 
 def _other_ranks(variant: Variant) -> Iterator[Change]:
     """Inputs of one shape with fewer or more dimensions, because some providers support only some ranks."""
-    shapes = {feed.name: sizes_of(variant.fixed.get(feed.name)) for feed in variant.feeds if feed.constant is None}
+    shapes = {feed.name: sizes_of(feed.fixed) for feed in variant.feeds if feed.constant is None}
     known = {sizes for sizes in shapes.values() if sizes is not None}
     if len(known) > 1:
         known.discard(())  # a scalar operand stays a scalar
@@ -261,7 +260,7 @@ def _absent_input(variant: Variant, operator: Operator, position: int) -> onnx.T
     for index, name in enumerate(variant.node.input):
         other, feed = operator.input(index), variant.feed(name)
         example = form.inputs[index] if index < len(form.inputs) else None
-        sizes = sizes_of(variant.fixed.get(name) or feed.kind) if feed is not None else None
+        sizes = sizes_of(feed.run_kind) if feed is not None else None
         if feed is not None and other is not None and other.variable == slot.variable:
             element = element_of(feed.kind) or element
         if example is not None and sizes is not None and len(sizes) == len(example.shape):
@@ -269,7 +268,7 @@ def _absent_input(variant: Variant, operator: Operator, position: int) -> onnx.T
     if slot.name != AXES:
         return zeros(f"added{position}", element, [known.get(size, size) if size != 1 else 1 for size in port.shape])
     first = variant.feed(variant.node.input[0])
-    rank = rank_of(variant.fixed.get(first.name) or first.kind) if first is not None else None
+    rank = rank_of(first.run_kind) if first is not None else None
     axes = np.arange(rank or 0, dtype=onnx.helper.tensor_dtype_to_np_dtype(element))
     return onnx.numpy_helper.from_array(axes, f"added{position}") if rank else None
 

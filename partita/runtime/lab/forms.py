@@ -251,7 +251,7 @@ class TypedForm:
         element = element_in(types.get(form.output_variable, "")) if "o0" in node.output else None
         declared = {} if element is None else {"o0": onnx.helper.make_tensor_type_proto(element.number, None)}
         opsets = {"": operator.opset} if operator.domain == "" else {"": ONNX_OPSET, operator.domain: operator.since}
-        return Variant(node, tuple(feeds), {}, {}, opsets, ir_version(opsets[""]), declared=declared)
+        return Variant(node, tuple(feeds), opsets, ir_version(opsets[""]), declared=declared)
 
 
 def ir_version(opset: int) -> int:

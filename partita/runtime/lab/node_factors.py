@@ -286,5 +286,6 @@ def _attribute_text(attribute: onnx.AttributeProto) -> str:
     value = _hashable(onnx.helper.get_attribute_value(attribute))
     if not isinstance(value, int | float | str | tuple):
         return f"{attribute.name}=(a tensor or graph)"
-    many = isinstance(value, tuple) and len(value) > MOST_SHOWN
-    return f"{attribute.name}={f'{len(value)} values' if many else value_text(value)}"
+    if isinstance(value, tuple) and len(value) > MOST_SHOWN:
+        return f"{attribute.name}={len(value)} values"
+    return f"{attribute.name}={value_text(value)}"

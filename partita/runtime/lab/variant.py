@@ -64,6 +64,22 @@ class ExperimentInput:
     name: str
     kind: onnx.TypeProto
     constant: onnx.TensorProto | None = None
+    fixed: onnx.TypeProto | None = None
+    """The type with the sizes of the run, if known."""
+    folded: onnx.TensorProto | None = None
+    """Its value if it is constant with these sizes."""
+    run_value: onnx.TensorProto | None = None
+    """Its value in the run, if known."""
+
+    @property
+    def run_kind(self) -> onnx.TypeProto:
+        """The type with the sizes of the run if known, else the type in the file."""
+        return self.fixed or self.kind
+
+    @property
+    def run_sizes(self) -> tuple[int, ...] | None:
+        """The sizes in the experiment, else in the run; None if unknown."""
+        return sizes_of(self.kind if is_fixed(self.kind) else self.fixed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +89,9 @@ class Variant:
     node: onnx.NodeProto
     feeds: tuple[ExperimentInput, ...]
     """One for each tensor that the node or its subgraphs read."""
-    fixed: Mapping[str, onnx.TypeProto]
-    """The inputs with the sizes of the run, if known."""
-    folded: Mapping[str, onnx.TensorProto]
-    """Inputs that are constant with these sizes."""
     opsets: Mapping[str, int]
     ir_version: int
     functions: tuple[onnx.FunctionProto, ...] = field(default=())
-    run_values: Mapping[str, onnx.TensorProto] = field(default_factory=dict)
-    """Values of non-constant inputs in the run, if known."""
     inner_outputs: frozenset[str] = frozenset()
     """Outputs that are not graph outputs, because other nodes read them."""
     output_types: Mapping[str, onnx.TypeProto] = field(default_factory=dict)
@@ -112,20 +122,12 @@ def node_variant(graph: Graph, name: str) -> Variant:
     for position, old in enumerate(original.output):
         node.output[position] = outputs.get(old, "")
     feeds = tuple(_make_feed(graph, old, new) for old, new in plain.items())
-    fixed = {new: graph.fixed[old] for old, new in plain.items() if is_fixed(graph.fixed.get(old))}
-    folded, given = (
-        {new: _light_constant(known[old], new, graph.folder) for old, new in plain.items() if old in known}
-        for known in (graph.folded, graph.input_defaults)
-    )
     variant = Variant(
         node,
         feeds,
-        fixed,
-        folded,
         {plain_domain(entry.domain): entry.version for entry in graph.proto.opset_import},
         graph.proto.ir_version,
         called_functions(graph.proto, [original]),
-        given,
         frozenset(new for old, new in outputs.items() if old not in graph.outputs),
         {new: graph.fixed[old] for old, new in outputs.items() if is_fixed(graph.fixed.get(old))},
     )
@@ -144,15 +146,17 @@ def _not_inferred(variant: Variant, declared: Mapping[str, onnx.TypeProto]) -> d
 
 def _make_feed(graph: Graph, old: str, new: str) -> ExperimentInput:
     """The feed for the tensor `old` of the graph. Raises CannotProbeError."""
-    constant = graph.constants.get(old)
+    constant, folded, default = (
+        _light_constant(known[old], new, graph.folder) if old in known else None
+        for known in (graph.constants, graph.folded, graph.input_defaults)
+    )
+    fixed = graph.fixed[old] if is_fixed(graph.fixed.get(old)) else None
     if constant is not None:
-        return ExperimentInput(
-            new, tensor_type(constant.data_type, constant.dims), _light_constant(constant, new, graph.folder)
-        )
+        return ExperimentInput(new, tensor_type(constant.data_type, constant.dims), constant, fixed, folded, default)
     kind = graph.types.get(old) or graph.fixed.get(old)
     if kind is None:
         raise CannotProbeError(f"the type of its input {old!r} is unknown")
-    return ExperimentInput(new, kind)
+    return ExperimentInput(new, kind, None, fixed, folded, default)
 
 
 def _light_constant(tensor: onnx.TensorProto, name: str, folder: Path) -> onnx.TensorProto:
@@ -299,12 +303,7 @@ def part_model(graph: Graph, names: Sequence[str], *, fixed: bool = True, auxili
     needed = dict.fromkeys(name for node in chosen for name in tensors_read(node) if name not in made)
     feeds = [_make_feed(graph, name, name) for name in needed]
     if fixed:
-        feeds = [
-            replace(feed, kind=graph.fixed[feed.name])
-            if feed.constant is None and is_fixed(graph.fixed.get(feed.name))
-            else feed
-            for feed in feeds
-        ]
+        feeds = [replace(feed, kind=feed.run_kind) if feed.constant is None else feed for feed in feeds]
     if auxiliary and len(chosen) == 1 and any(feed.constant is None for feed in feeds):
         _add_auxiliary(part, feeds)
     _add_feeds(part, feeds)
@@ -357,13 +356,8 @@ def to_run(model: onnx.ModelProto, variant: Variant, *, timed: bool = False) -> 
 
 def _sizes_in_run(variant: Variant) -> dict[str, tuple[int, ...]] | None:
     """Sizes of the non-constant inputs in the run, by name; None if unknown or large, or if sizes depend on values."""
-    known: dict[str, tuple[int, ...]] = {}
-    for feed in variant.feeds:
-        sizes = sizes_of(feed.kind if is_fixed(feed.kind) else variant.fixed.get(feed.name))
-        if sizes is None:
-            return None
-        known[feed.name] = sizes
-    if variant.declared or sum(map(math.prod, known.values())) >= MOST_RUN:
+    known = {feed.name: sizes for feed in variant.feeds if (sizes := feed.run_sizes) is not None}
+    if variant.declared or len(known) < len(variant.feeds) or sum(map(math.prod, known.values())) >= MOST_RUN:
         return None
     return {feed.name: known[feed.name] for feed in variant.feeds if feed.constant is None}
 

@@ -70,7 +70,7 @@ def test_nodes_with_unsafe_inputs_are_not_run(tmp_path: Path) -> None:
     stepping = case_of(SLICE, tmp_path)
     assert tried(to_run(variant_model(stepping), stepping)).outcome == "supported"
     adding = case_of(ADD, tmp_path, x=(3,), y=(3,))
-    declaring = replace(adding, declared={"o0": adding.fixed["i0"]})
+    declaring = replace(adding, declared={"o0": adding.feeds[0].run_kind})
     assert sizes(to_run(variant_model(declaring), declaring)) is None
 
 
