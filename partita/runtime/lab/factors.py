@@ -68,7 +68,7 @@ def single_changes(variant: Variant) -> tuple[Variation, ...]:
 
 
 def variations(variant: Variant, factor: str) -> Iterator[Variation]:
-    """The variations of one factor, without those that are equal to the node or impossible."""
+    """The possible variations of one factor; a variation equal to the node is left out."""
     for change in FACTORS[factor](variant):
         changed = vary(variant, change)
         if changed is not None and changed != variant:
