@@ -208,7 +208,7 @@ def test_rejected_graph_is_bisected_and_rejected_node_is_probed(model):
 
 
 def test_remedy_removes_option_causing_graph_rejection(model, scripted, monkeypatch):
-    asked = []
+    asked: list[tuple[str, str, int, bool]] = []
 
     def try_with(lab, option, value, models, *, one_node=True):
         asked.extend((option, value, len(each.graph.node), one_node) for each in models)
