@@ -68,49 +68,28 @@ def test_small_constants_preserve_values_in_variant_model(cut, opened):
         assert len(opened(variant_model(node_variant(graph, name))).get_inputs()) == 1, "a constant is no input"
 
 
-def weighted(size: int) -> onnx.ModelProto:
-    weight = numpy_helper.from_array(np.full((size, size), 0.5, np.float32), "w")
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, size])
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, size])
-    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"], name="n")], "g", [x], [y], [weight])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+PLAIN = "g (float[2,S] x) => (float[2,S] y) { [n] y = MatMul(x, w) }"
+BRANCH = (
+    "g (float[2,S] x, bool c) => (float[2,S] y) { [n] y = If(c)<then_branch = t () => (float[2,S] a) {"
+    " [m] a = MatMul(x, w) }, else_branch = e () => (float[2,S] b) { [o] b = Neg(x) }> }"
+)
 
 
 @pytest.mark.parametrize(("size", "value"), [(4, 0.5), (256, 0.0)])
-def test_small_external_constants_are_read_and_large_are_zero(tmp_path, opened, size, value):
-    (tmp_path / "model").mkdir()
-    path = tmp_path / "model" / "m.onnx"
-    onnx.save(weighted(size), path, save_as_external_data=True, location="m.data", size_threshold=0)
-    model = variant_model(node_variant(cut_graph(read_onnx(path), {}), "n"))
-    places = {entry.value for tensor in model.graph.initializer for entry in tensor.external_data}
-    assert "m.data" not in places, "an experiment needs no file of the user's"
-    (answer,) = opened(model).run(None, {"i0": np.ones((2, size), np.float32)})
-    assert (answer == size * value).all()
-
-
-def branching(size: int) -> onnx.ModelProto:
-    """`weighted` in a branch, with its weight there."""
-    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, size]) for name in ("x", "y", "a", "b")]
-    weight = numpy_helper.from_array(np.full((size, size), 0.5, np.float32), "w")
-    then = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["a"], name="m")], "t", [], ports[2:3], [weight])
-    other = helper.make_graph([helper.make_node("Neg", ["x"], ["b"], name="o")], "e", [], ports[3:])
-    node = helper.make_node("If", ["c"], ["y"], name="n", then_branch=then, else_branch=other)
-    flag = helper.make_tensor_value_info("c", TensorProto.BOOL, [])
-    graph = helper.make_graph([node], "g", [flag, ports[0]], ports[1:2])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-
-
-@pytest.mark.parametrize(("size", "value"), [(4, 0.5), (256, 0.0)])
+@pytest.mark.parametrize("text", [PLAIN, BRANCH])
 @pytest.mark.parametrize(
     "cut_out", [lambda graph: variant_model(node_variant(graph, "n")), lambda graph: part_model(graph, "n")]
 )
-def test_external_constants_of_subgraphs_are_included(tmp_path, opened, cut_out, size, value):
+def test_small_external_constants_are_read_and_large_are_zero(tmp_path, opened, text, cut_out, size, value):
+    """An experiment needs no file of the user's."""
     (tmp_path / "model").mkdir()
-    path = tmp_path / "model" / "m.onnx"
-    onnx.save(branching(size), path, save_as_external_data=True, location="m.data", size_threshold=0)
+    path, proto = tmp_path / "model" / "m.onnx", parser.parse_model(HEAD + text.replace("S]", f"{size}]"))
+    holder = proto.graph if text is PLAIN else proto.graph.node[0].attribute[0].g
+    holder.initializer.append(numpy_helper.from_array(np.full((size, size), 0.5, np.float32), "w"))
+    onnx.save(proto, path, save_as_external_data=True, location="m.data", size_threshold=0)
     session = opened(cut_out(cut_graph(read_onnx(path), {})))
-    flag, x = (port.name for port in session.get_inputs())
-    (answer,) = session.run(None, {flag: np.array(True), x: np.ones((2, size), np.float32)})
+    values = {"tensor(bool)": np.array(True), "tensor(float)": np.ones((2, size), np.float32)}
+    (answer,) = session.run(None, {port.name: values[port.type] for port in session.get_inputs()})
     assert (answer == size * value).all()
 
 
