@@ -260,9 +260,8 @@ def _choice(trials: Sequence[ProbeRun]) -> str:
 
 def _helpful_changes(trials: Sequence[ProbeRun]) -> str:
     """Changes that help, grouped by the replaced value; only the first few are named."""
-    whole = [trial for trial in trials if trial.substitution is None or not trial.substitution.partly]
     together: dict[tuple[str, str], list[str]] = {}
-    for trial in whole or trials:
+    for trial in trials:
         substitution = trial.substitution
         place = (substitution.before, substitution.location) if substitution is not None else ("", "")
         together.setdefault(place, []).append(substitution.after if substitution is not None else trial.change)
@@ -271,7 +270,7 @@ def _helpful_changes(trials: Sequence[ProbeRun]) -> str:
         for (before, where), now in together.items()
     ]
     text = f"{parts[0]} (or {_alternatives(parts[1:])})" if len(parts) > 1 else parts[0]
-    return _with_change(text, removes=(whole or trials)[0].removes)
+    return _with_change(text, removes=trials[0].removes)
 
 
 def _alternatives(names: Sequence[str]) -> str:

@@ -146,8 +146,6 @@ class Substitution:
     """e.g. int64."""
     location: str = ""
     """Place of the replacement: `in starts`, `as to`; empty: everywhere."""
-    partly: bool = False
-    """Some inputs of that type are unchanged."""
 
     def __str__(self) -> str:
         """`float32 in place of int64 in starts`."""
@@ -183,11 +181,7 @@ class ProbeRun:
     @property
     def after(self) -> str:
         """The new value of a replacement that applies everywhere; empty for other changes."""
-        return (
-            self.substitution.after
-            if self.substitution is not None and not self.substitution.partly and not self.function_inlined
-            else ""
-        )
+        return self.substitution.after if self.substitution is not None and not self.function_inlined else ""
 
     @property
     def before(self) -> str:
@@ -262,20 +256,20 @@ class SessionFacts:
     """ONNX file name within the package."""
     phases: tuple[str, ...]
     """Phases this session ran: prefill, decode or both."""
-    graph: tuple[GraphNode, ...]
+    graph: tuple[GraphNode, ...] = ()
     """Nodes of the main graph."""
-    plan: tuple[tuple[str, ...], ...] | None
+    plan: tuple[tuple[str, ...], ...] | None = None
     """Node names per stream, from the plan file; None without a plan file."""
-    assigned: tuple[AssignedNode, ...] | None
+    assigned: tuple[AssignedNode, ...] | None = None
     """None if this ONNX Runtime has no assignment interface."""
-    events: tuple[NodeEvent, ...]
-    runs: tuple[RunWindow, ...]
-    log: tuple[str, ...]
+    events: tuple[NodeEvent, ...] = ()
+    runs: tuple[RunWindow, ...] = ()
+    log: tuple[str, ...] = ()
     """Native log lines of session creation, INFO and above, without time stamps."""
-    registered: tuple[str, ...]
+    registered: tuple[str, ...] = ()
     """Providers the session registered, in order."""
-    ports: tuple[PortFact, ...]
-    load_seconds: float
+    ports: tuple[PortFact, ...] = ()
+    load_seconds: float = 0.0
     plan_devices: tuple[str, ...] | None = None
     """Device type of each stream of the plan as ONNX Runtime's number; 0 is the CPU."""
     providers: Mapping[str, ProviderFacts] = field(default_factory=dict)

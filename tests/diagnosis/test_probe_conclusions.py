@@ -44,7 +44,7 @@ def probe(*trials: ProbeRun, unprobed: str = "") -> NodeProbe:
 def changed(factor: Factor, outcome: Outcome, change: str = "something else", *parts: Factor) -> ProbeRun:
     now, _, before = change.partition(" in place of ")
     before, place, where = before.partition(" in ")
-    substitution = Substitution(now, before, f"in {where}" if place else "", partly=bool(place)) if before else None
+    substitution = Substitution(now, before, f"in {where}" if place else "") if before else None
     removes = change.startswith("without ")
     return ProbeRun(factor, change, outcome, "", factors=parts, substitution=substitution, removes=removes)
 

@@ -1,15 +1,22 @@
-"""Finds the smallest part of a graph that a provider does not open, by opening ever smaller parts."""
+"""Finds the smallest parts of a graph that a provider does not open, by opening ever smaller parts."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from partita.observations.facts import FAILED, RejectedPart
 from partita.runtime.lab.graph import CannotProbeError, Graph
 from partita.runtime.lab.laboratory import BUDGET, Lab
 from partita.runtime.lab.variant import part_model
+
+MOST_PARTS = 5
+"""Maximum number of culprits per graph."""
+MORE_SECONDS = 15.0
+"""Seconds after which no further culprit is searched for; in a large graph, compilers need half a minute for one."""
+FEW_TRIES = 16
+"""A search with fewer experiments was in a small graph, so its duration is ignored."""
 
 
 class OutOfTimeError(Exception):
@@ -23,19 +30,14 @@ class Search:
     graph: Graph
     lab: Lab
     attempts: int = 0
-    messages: dict[tuple[str, ...], str] = field(default_factory=dict)
-    """Error message of each part that failed."""
-    with_auxiliary: set[tuple[str, ...]] = field(default_factory=set)
-    """Failed parts to which a Neg was added."""
+    failed: dict[tuple[str, ...], tuple[str, bool]] = field(default_factory=dict)
+    """Error message of each part that failed, and whether a Neg was added to it."""
     untested: str = ""
     """Why the first untested part could not be tested; empty if all could."""
 
-    def fails(self, names: Sequence[str]) -> bool:
+    def fails(self, part: tuple[str, ...]) -> bool:
         """Whether the provider fails to open this part. Raises OutOfTimeError."""
-        part = tuple(names)
-        if not part:
-            return False
-        if part in self.messages:
+        if part in self.failed:
             return True
         try:
             model = part_model(self.graph, part, auxiliary=self.lab.compiles)
@@ -50,18 +52,8 @@ class Search:
         if answer.outcome == "invalid":
             self.untested = self.untested or f"ONNX Runtime does not accept this model ({answer.message})"
         if answer.outcome in FAILED:
-            self.messages[part] = answer.message
-            if len(model.graph.node) > len(part):
-                self.with_auxiliary.add(part)
+            self.failed[part] = answer.message, len(model.graph.node) > len(part)
         return answer.outcome in FAILED
-
-
-MOST_PARTS = 5
-"""Maximum number of culprits per graph."""
-MORE_SECONDS = 15.0
-"""Seconds after which no further culprit is searched for; in a large graph, compilers need half a minute for one."""
-FEW_TRIES = 16
-"""A search with fewer experiments was in a small graph, so its duration is ignored."""
 
 
 def find_rejected(search: Search) -> RejectedPart | None:
@@ -71,7 +63,7 @@ def find_rejected(search: Search) -> RejectedPart | None:
     opens, began = False, time.monotonic()
     while len(found) < MOST_PARTS and left:
         tries = search.attempts
-        search.messages, search.untested = {}, ""
+        search.failed, search.untested = {}, ""
         part = _smallest_in(search, left)
         if part is None:
             opens = bool(found) and not search.untested and search.attempts > tries
@@ -80,57 +72,33 @@ def find_rejected(search: Search) -> RejectedPart | None:
         if not part.minimal or (search.attempts - tries > FEW_TRIES and time.monotonic() - began > MORE_SECONDS):
             break
         left = tuple(name for name in left if name not in part.nodes)
-    if not found:
-        return None
-    return replace(found[0], other_parts=tuple(found[1:]), rest_opens=opens)
+    return replace(found[0], other_parts=tuple(found[1:]), rest_opens=opens) if found else None
 
 
-def _smallest_in(search: Search, best: tuple[str, ...]) -> RejectedPart | None:
-    """The smallest rejected part of `best`; None if it opens or cannot be tested."""
-    minimal = False
+def _smallest_in(search: Search, names: Sequence[str]) -> RejectedPart | None:
+    """The smallest rejected part of these nodes; None if it opens or cannot be tested."""
+    best, minimal = tuple(names), False
     try:
         if not search.fails(best):
             return None
-        beginning = best
-        end = _shortest(search, len(beginning), lambda length: beginning[:length])
-        best = _shortest(search, len(end), lambda length: end[len(end) - length :])
-        best = _minimal_without(search, best)
+        best = _minimal(search, best)
         minimal = True
     except OutOfTimeError:
-        if not search.messages:
+        if not search.failed:
             return None
-        best = min(search.messages, key=len)
-    company = best in search.with_auxiliary
-    return RejectedPart(
-        best, search.messages[best], minimal, search.attempts, neg_added=company, untested=search.untested
-    )
+        best = min(search.failed, key=len)
+    message, neg_added = search.failed[best]
+    return RejectedPart(best, message, minimal, search.attempts, neg_added=neg_added, untested=search.untested)
 
 
-def _shortest(search: Search, length: int, part: Callable[[int], tuple[str, ...]]) -> tuple[str, ...]:
-    """The shortest `part(length)` that fails, given that the full length does."""
-    low, high = 0, length
-    while high - low > 1:
-        middle = (low + high) // 2
-        if search.fails(part(middle)):
-            high = middle
-        else:
-            low = middle
-    return part(high)
-
-
-def _minimal_without(search: Search, names: tuple[str, ...]) -> tuple[str, ...]:
-    """`names` without all nodes that can be removed while the rest still fails, removed in ever smaller pieces."""
-    size = max(len(names) // 2, 1)
-    while len(names) > 1:
-        for start in range(0, len(names), size):
+def _minimal(search: Search, names: tuple[str, ...]) -> tuple[str, ...]:
+    """`names` without all nodes that can be removed while the rest still fails, in ever smaller pieces."""
+    size = len(names) // 2
+    while size:
+        for start in reversed(range(0, len(names), size)):
             kept = names[:start] + names[start + size :]
             if kept and search.fails(kept):
-                names = kept
+                names, size = kept, min(2 * size, len(kept))
                 break
-        else:
-            if size == 1:
-                break
-            size = max(size // 2, 1)
-            continue
-        size = min(size, max(len(names) // 2, 1))
+        size //= 2
     return names

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from partita.observations.facts import COMBINED, Substitution
-from partita.runtime.lab.graph import constant_of
-from partita.runtime.lab.schema import Operator, Slot, find_operator
-from partita.runtime.lab.variant import ExperimentInput, Variant, is_signed, size_of, variant_model, zeros
+from partita.observations.facts import Substitution
+from partita.runtime.lab.graph import constant_of, cut_proto
+from partita.runtime.lab.schema import Operator, find_operator
+from partita.runtime.lab.variant import ExperimentInput, Variant, node_variant, size_of, variant_model, zeros
 from partita.runtime.place.model_file import tensors_read
 from partita.runtime.place.tensor_types import (
     SMALL_BYTES,
     element_of,
-    is_fixed,
     rank_of,
     sizes_of,
     tensor_type,
@@ -30,8 +30,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The differences of a variant from its node; empty: none. Inputs are named as in the variant."""
+    """The differences of a variant from its node. Inputs are named as in the variant."""
 
+    words: str = ""
+    """The change in words, without `without` for a change that removes something; empty with `substitution`."""
+    substitution: Substitution | None = None
+    """The replacement, if something is replaced."""
+    removes: bool = False
+    """The change removes something."""
+    factors: tuple[str, ...] = ()
+    """The factors, if it counts as several changes."""
     elements: Mapping[str, int] = field(default_factory=dict)
     """Element types of inputs; constants are cast."""
     sizes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -54,11 +62,8 @@ class Change:
     declared: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Declared sizes of outputs."""
 
-    def __or__(self, other: Change) -> Change:
-        """Both changes; `other` takes precedence."""
-        both = {each.name: (getattr(self, each.name), getattr(other, each.name)) for each in fields(Change)}
-        opset = self.opset if other.opset is None else other.opset
-        return Change(**{**{name: mine | its for name, (mine, its) in both.items() if name != "opset"}, "opset": opset})
+    def __str__(self) -> str:
+        return str(self.substitution or (f"without {self.words}" if self.removes else self.words))
 
 
 def vary(variant: Variant, change: Change) -> Variant | None:
@@ -75,12 +80,8 @@ def vary(variant: Variant, change: Change) -> Variant | None:
         node.input.extend([""] * (position + 1 - len(node.input)))
         node.input[position] = feed.name
     left = set(tensors_read(node))  # including inputs of subgraphs
-    feeds = tuple(
-        _vary_feed(variant, feed, change) for feed in (*variant.feeds, *change.added.values()) if feed.name in left
-    )
+    feeds = tuple(_vary_feed(feed, change) for feed in (*variant.feeds, *change.added.values()) if feed.name in left)
     varied = replace(variant, node=node, feeds=feeds)
-    if change.elements or change.attributes or change.omitted_outputs:
-        varied = replace(varied, signed_output=_signed_output(varied))
     if change.declared or variant.declared:
         varied = replace(varied, declared=_declared(varied, change))
     return varied if change.opset is None else _at_opset(varied, change.opset)
@@ -94,51 +95,41 @@ def _leave_out(names: RepeatedScalarFieldContainer[str], positions: Collection[i
         names.pop()
 
 
-def _vary_feed(variant: Variant, feed: ExperimentInput, change: Change) -> ExperimentInput:
+def _vary_feed(feed: ExperimentInput, change: Change) -> ExperimentInput:
     """One input of a variant."""
     if change.fixed:
-        feed = fixed_feed(variant, feed)
+        feed = fixed_feed(feed)
     element = change.elements.get(feed.name)
     if element is not None and element_of(feed.kind) not in (None, element):
         value = cast(feed.constant, element) if feed.constant is not None else None
-        feed = ExperimentInput(feed.name, with_element(feed.kind, element), value)
+        feed = replace(feed, kind=with_element(feed.kind, element), constant=value)
     sizes: Sequence[int | None] | None = change.sizes.get(feed.name)
     if sizes is None and feed.name in change.ranks and rank_of(feed.kind) is None:
         sizes = [None] * change.ranks[feed.name]
     element = element_of(feed.kind)
     if sizes is not None and element is not None and feed.constant is None:
         feed = replace(feed, kind=tensor_type(element, sizes))
-    return constant(variant, feed, change.constants[feed.name]) if feed.name in change.constants else feed
+    return _constant(feed, change.constants[feed.name]) if feed.name in change.constants else feed
 
 
-def fixed_feed(variant: Variant, feed: ExperimentInput) -> ExperimentInput:
+def fixed_feed(feed: ExperimentInput) -> ExperimentInput:
     """The feed with the sizes of the run, as a constant if its values depend only on sizes."""
-    folded = variant.folded.get(feed.name)
-    if folded is not None and feed.constant is None and element_of(feed.kind) == folded.data_type:
-        return ExperimentInput(feed.name, tensor_type(folded.data_type, folded.dims), folded)
-    known = feed.name in variant.fixed and feed.constant is None
-    return replace(feed, kind=variant.fixed[feed.name]) if known else feed
+    folded = feed.folded
+    if feed.constant is not None or folded is None or element_of(feed.kind) != folded.data_type:
+        return replace(feed, kind=feed.run_kind) if feed.constant is None else feed
+    return replace(feed, kind=tensor_type(folded.data_type, folded.dims), constant=folded)
 
 
-def constant(variant: Variant, feed: ExperimentInput, value: onnx.TensorProto | None) -> ExperimentInput:
+def _constant(feed: ExperimentInput, value: onnx.TensorProto | None) -> ExperimentInput:
     """The feed as a constant; unchanged if its type or sizes are unknown."""
-    element = element_of(feed.kind)
-    sizes = sizes_of(feed.kind if is_fixed(feed.kind) else variant.fixed.get(feed.name))
+    element, sizes, value = element_of(feed.kind), feed.run_sizes, value or feed.folded or feed.run_value
+    if value is not None and element not in (None, value.data_type):
+        value = cast(value, element)
     if value is None:
-        value = variant.folded.get(feed.name) or variant.run_values.get(feed.name)
-    if value is not None:
-        value = value if element in (None, value.data_type) else cast(value, element)
-        return ExperimentInput(feed.name, tensor_type(value.data_type, value.dims), _named(value, feed.name))
-    if element is None or sizes is None:
-        return feed
-    return ExperimentInput(feed.name, tensor_type(element, sizes), zeros(feed.name, element, sizes))
-
-
-def _named(tensor: onnx.TensorProto, name: str) -> onnx.TensorProto:
-    """The tensor under this name."""
-    named = deepcopy(tensor)
-    named.name = name
-    return named
+        if element is None or sizes is None:
+            return feed
+        value = zeros(feed.name, element, sizes)
+    return replace(feed, kind=tensor_type(value.data_type, value.dims), constant=value)
 
 
 def cast(tensor: onnx.TensorProto, new: int) -> onnx.TensorProto:
@@ -171,69 +162,6 @@ def _declared(variant: Variant, change: Change) -> dict[str, onnx.TypeProto]:
     }
 
 
-def _signed_output(variant: Variant) -> str:
-    """An output with a signed type by type inference; empty if none is known."""
-    types = tensor_types(variant_model(variant))
-    return next((name for name in variant.node.output if name in types and is_signed(types[name])), "")
-
-
-# --- descriptions of changes ---
-
-
-@dataclass(frozen=True, slots=True)
-class Variation:
-    """A changed node; for the fields see `variations`."""
-
-    factor: str
-    change: str
-    """The change in words."""
-    variant: Variant
-    factors: tuple[str, ...] = ()
-    substitution: Substitution | None = None
-    removes: bool = False
-
-    def with_change(self, generate: Generator) -> Iterator[Variation]:
-        """This variation with one more change."""
-        for after in generate(self.variant):
-            parts = after.factors or (after.factor,)
-            if not self.factors:
-                yield Variation(COMBINED, after.change, after.variant, parts, removes=after.removes)
-            elif len(self.factors) == len(parts) == 1:
-                both = f"{self.change} and {after.change}"
-                yield Variation(COMBINED, both, after.variant, (*self.factors, *parts), removes=self.removes)
-
-
-Generator = Callable[[Variant], Iterator[Variation]]
-"""The variations of one factor, most likely supported first."""
-
-
-def variations(
-    variant: Variant,
-    factor: str,
-    change: Change,
-    text: str = "",
-    *,
-    substitution: Substitution | None = None,
-    removes: bool = False,
-    factors: tuple[str, ...] = (),
-) -> Iterator[Variation]:
-    """The variation with a change; none if nothing would change, or the operator set has no such node.
-
-    Args:
-        variant: The unchanged node.
-        factor: The factor that the change varies.
-        change: The change.
-        text: The change in words, without `without` for a change that removes something; empty with `substitution`.
-        substitution: The replacement, if something is replaced.
-        removes: Whether the change removes something.
-        factors: The factors, if it counts as several changes.
-    """
-    changed = vary(variant, change)
-    if changed is not None and changed != variant:
-        words = str(substitution) if substitution is not None else f"without {text}" if removes else text
-        yield Variation(factor, words, changed, factors, substitution, removes)
-
-
 # --- operator schema -----------------------------------------------------------------------------------------------
 
 
@@ -241,20 +169,6 @@ def operator_of(variant: Variant) -> Operator | None:
     """The variant's version of the operator; None for an unknown operator."""
     node = variant.node
     return find_operator(node.domain, node.op_type, variant.opsets.get(node.domain, 1))
-
-
-def optional_inputs(variant: Variant, operator: Operator | None) -> dict[int, str]:
-    """Optional inputs that are present: position and schema name."""
-    slots = {
-        position: operator.input(position) for position, name in enumerate(variant.node.input) if name and operator
-    }
-    return {position: slot.name for position, slot in slots.items() if slot is not None and slot.optional}
-
-
-def optional_outputs(variant: Variant, operator: Operator | None) -> dict[int, str]:
-    """Optional outputs that are present: position and schema name."""
-    slots = zip(variant.node.output, operator.outputs if operator is not None else (), strict=False)
-    return {position: slot.name for position, (name, slot) in enumerate(slots) if name and slot.optional}
 
 
 def _at_opset(variant: Variant, opset: int) -> Variant | None:
@@ -268,30 +182,16 @@ def _at_opset(variant: Variant, opset: int) -> Variant | None:
     del model.functions[:]
     try:
         converted = onnx.version_converter.convert_version(model, opset)
+        # The converter turns an attribute into an input: a constant next to the node.
+        (node,) = (node for node in converted.graph.node if constant_of(node) is None)
+        made = node_variant(cut_proto(converted, Path(), {}), node.name)
     except Exception:  # noqa: BLE001 - the native converter may raise any exception
         return None
-    # The converter turns an attribute into an input: a constant next to the node.
-    made = {node.output[0]: value for node in converted.graph.node if (value := constant_of(node)) is not None}
-    nodes = [node for node in converted.graph.node if constant_of(node) is None]
-    if [node.op_type for node in nodes] != [variant.node.op_type]:
-        return None
-    (node,) = nodes
-    kinds = {port.name: port.type for port in converted.graph.input}
-    constants = {tensor.name: tensor for tensor in converted.graph.initializer}
-    for name, value in made.items():
-        value.name = name
-        constants[name] = value
-    names = [name for name in dict.fromkeys(node.input) if name]
-    if any(name not in kinds and name not in constants for name in names):
-        return None
     feeds = tuple(
-        ExperimentInput(
-            name, kinds.get(name) or tensor_type(constants[name].data_type, constants[name].dims), constants.get(name)
-        )
-        for name in names
+        replace(variant.feed(feed.name) or feed, kind=feed.kind, constant=feed.constant) for feed in made.feeds
     )
-    changed = replace(moved, node=node, feeds=feeds)
-    return changed if _legal(changed) else None
+    changed = replace(moved, node=made.node, feeds=feeds)
+    return changed if node.op_type == variant.node.op_type and _legal(changed) else None
 
 
 def _without_unknown(variant: Variant, opset: int) -> Variant:
@@ -312,24 +212,16 @@ def _without_unknown(variant: Variant, opset: int) -> Variant:
 
 
 def _legal(variant: Variant) -> bool:
-    """Whether attributes, number of inputs, and input types and ranks fit the opset."""
+    """Whether attributes, number of inputs, and input types fit the opset."""
     operator, node = operator_of(variant), variant.node
     if operator is None or any(attribute.name not in operator.attributes for attribute in node.attribute):
         return False
     given = {attribute.name for attribute in node.attribute}
     if any(entry.required and name not in given for name, entry in operator.attributes.items()):
         return False
-    needed = sum(not slot.optional for slot in operator.inputs if not slot.variadic)
-    slots = [operator.input(position) for position in range(len(node.input))]
-    if len(node.input) < needed or any(slot is None for slot in slots):
+    if len(node.input) < sum(not slot.optional for slot in operator.inputs if not slot.variadic):
         return False
-    return all(_input_fits(variant, slot, name) for slot, name in zip(slots, node.input, strict=True))
-
-
-def _input_fits(variant: Variant, slot: Slot | None, name: str) -> bool:
-    """Whether an input has a type and rank that its slot allows; True for an omitted input."""
-    feed = variant.feed(name)
-    if slot is None or feed is None:
-        return True
-    element, rank = element_of(feed.kind), rank_of(feed.kind)
-    return (element is None or element in slot.elements) and (slot.rank is None or rank in (None, slot.rank))
+    read = [(operator.input(position), variant.feed(name)) for position, name in enumerate(node.input)]
+    return all(
+        slot is not None and (feed is None or element_of(feed.kind) in (None, *slot.elements)) for slot, feed in read
+    )

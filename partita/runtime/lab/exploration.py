@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from partita import dtypes
 from partita.diagnosis.probe_conclusions import helps
@@ -25,19 +24,19 @@ from partita.observations.facts import (
 from partita.observations.text_format import plural
 from partita.providers.base import Option
 from partita.runtime.chain.provider_check import PROBE_MODEL
-from partita.runtime.lab.change import Variation
-from partita.runtime.lab.factors import MOST_COMBINED, combine_factors, factors, single_changes, unchanged
+from partita.runtime.lab.factors import (
+    FACTORS,
+    MOST_COMBINED,
+    Variation,
+    combine_factors,
+    single_changes,
+    unchanged,
+)
 from partita.runtime.lab.graph import Graph, cut_proto
-from partita.runtime.lab.laboratory import BUDGET, Lab, ModelOutcome
+from partita.runtime.lab.laboratory import BUDGET, Lab
 from partita.runtime.lab.neighbours import holder_models, neighbourhoods, quantised_groups
 from partita.runtime.lab.other_nodes import other_nodes
-from partita.runtime.lab.variant import (
-    Variant,
-    node_variant,
-    to_run,
-    variant_model,
-    with_unchanged,
-)
+from partita.runtime.lab.variant import Variant, node_variant, to_run, variant_model
 from partita.runtime.place.model_file import subgraphs_of
 from partita.runtime.place.tensor_types import element_of, tensor_types
 
@@ -53,6 +52,8 @@ MOST_ALIKE = 4
 """Maximum number of equal nodes to test with their neighbours."""
 Node = tuple[int, str]
 """Index of the session, and name."""
+Setting = tuple[str, str]
+"""A provider option and its value."""
 
 
 @dataclass(slots=True)
@@ -95,37 +96,13 @@ class Experiment:
     node: Node | None = None
     """The node whose neighbours are in the model."""
 
-    def record(self, trial: ProbeRun, answer: ModelOutcome) -> ProbeRun:
-        """Add the trial with its outcome to the subject."""
-        trials = self.subject.variants if self.node is None else self.subject.around.setdefault(self.node, [])
-        found = replace(
-            trial,
-            outcome=answer.outcome,
-            message=answer.message,
-            cached=answer.cached,
-            function_inlined=answer.function_inlined,
-        )
-        trials.append(found)
-        return found
-
-
-def one_of_each_first(subjects: Iterable[Subject]) -> list[Subject]:
-    """Subjects ordered so that every operator comes once before any comes twice, as the budget may run out."""
-    seen: Counter[tuple[str, str]] = Counter()
-
-    def place(subject: Subject) -> int:
-        operator = (subject.variant.node.domain, subject.variant.node.op_type)
-        seen[operator] += 1
-        return seen[operator]
-
-    return sorted(subjects, key=place)
-
 
 def explore(subjects: Sequence[Subject], lab: Lab) -> None:
     """Test the unchanged node, then provider options, one change, two changes and other nodes of its operator."""
     _run([_experiment(subject, unchanged(subject.variant), lab) for subject in subjects], lab)
-    _try_options(subjects, lab)
-    order = list(factors())
+    for setting, concerned in _settings(subjects, lab):
+        _run([_experiment(subject, unchanged(subject.variant), lab) for subject in concerned], lab, setting=setting)
+    order = list(FACTORS)
     _run(
         [
             replace(_experiment(subject, each, lab), position=order.index(each.factor))
@@ -135,10 +112,13 @@ def explore(subjects: Sequence[Subject], lab: Lab) -> None:
         lab,
     )
     forms = [(subject, _other_nodes(subject, lab)) for subject in _open(subjects)]
-    used = _try_options_with_changes(forms, lab)
+    for option in lab.resolution.provider.options:
+        if option.probe_value is not None:
+            _run(_with_changes(option, forms, lab), lab, setting=(option.name, option.probe_value.value))
     last: list[Experiment] = []
     for subject, others in ((subject, others) for subject, others in forms if subject.is_unresolved):
-        found, room = combine_factors(subject.variant), MOST_COMBINED - used[id(subject)]
+        found = combine_factors(subject.variant)
+        room = MOST_COMBINED - sum(trial.factor == COMBINED for trial in subject.variants)
         subject.omitted += max(len(found) - room, 0)
         both = [*(_experiment(subject, each, lab) for each in found[:room]), *others]
         last += [replace(each, position=place) for place, each in enumerate(both)]
@@ -164,62 +144,48 @@ def explore_surroundings(
     """
     if lab.remaining_seconds <= 0:
         return
+    tried = [(subject, key) for subject in subjects if subject.variants for key in subject.nodes[:MOST_ALIKE]]
+    first = {id(subject): subject.variants[0].outcome for subject, _ in tried}
+
+    def around(subject: Subject, key: Node, model: onnx.ModelProto, words: str, **more: Any) -> Experiment:
+        return Experiment(subject, model, ProbeRun(NEIGHBOURS, words, "invalid", "", **more), node=key)
+
     work = [
-        Experiment(subject, model, _pending_outcome(NEIGHBOURS, words), node=key)
-        for subject in subjects
-        if subject.variants and subject.variants[0].outcome == "supported"
-        for key in subject.nodes[:MOST_ALIKE]
+        around(subject, key, model, words)
+        for subject, key in tried
+        if first[id(subject)] == "supported"
         for words, model in neighbourhoods(graphs[key[0]], key[1], inside=lab.compiles)
     ]
     found = _run(work, lab, complete=False)
     rejected = {each.node: each for each, trial in reversed(found) if trial.outcome == "rejected"}
     for option in lab.resolution.provider.options:
-        _run_with(option, [each for each in rejected.values() if _may_matter(option, each.subject.variant, lab)], lab)
+        concerned = [each for each in rejected.values() if _may_matter(option, each.subject.variant, lab)]
+        if option.probe_value is not None:
+            _run(concerned, lab, setting=(option.name, option.probe_value.value))
     retyped = [
-        Experiment(
-            subject,
-            model,
-            replace(_pending_outcome(NEIGHBOURS, str(substitution)), substitution=substitution),
-            node=key,
-        )
-        for subject in subjects
-        if lab.compiles and subject.variants
-        for key in subject.nodes[:MOST_ALIKE]
-        if key in rejected or subject.variants[0].outcome == "rejected"
+        around(subject, key, model, str(substitution), substitution=substitution)
+        for subject, key in tried
+        if lab.compiles and (key in rejected or first[id(subject)] == "rejected")
         for substitution, model in quantised_groups(graphs[key[0]], key[1])
     ]
     _run(retyped, lab, complete=False)
     inside = []
-    for subject in subjects:
-        keys = [key for key in subject.nodes[:MOST_ALIKE] if key in holders and not subject.around.get(key)]
-        helped = _first_that_helps(subject) if keys else None
+    for subject, key in tried:
+        helped = _first_that_helps(subject) if key in holders and not subject.around.get(key) else None
         if helped is not None and not any(subgraphs_of(helped.variant.node)):
-            parts = () if helped.factor == AS_IS else helped.factors or (helped.factor,)
-            for key in keys:
-                words, model = holder_models(helped.variant, holders[key], unchanged=not parts)
-                inside.append(
-                    Experiment(subject, model, replace(_pending_outcome(NEIGHBOURS, words), factors=parts), node=key)
-                )
+            parts = () if helped.factor == AS_IS else helped.parts
+            words, model = holder_models(helped.variant, holders[key], unchanged=not parts)
+            inside.append(around(subject, key, model, words, factors=parts))
     _run(inside, lab, complete=False)
 
 
 def _first_that_helps(subject: Subject) -> Variation | None:
-    """The first change with which the provider supports the node; None if it supports the unchanged node."""
+    """The first change with which the provider supports the node, also none; None if there is no such change."""
     trial = next((trial for trial in subject.variants if helps(trial) and trial.factor != OPTION), None)
     if trial is None or trial.factor == AS_IS:
         return None if trial is None else unchanged(subject.variant)
     tried = combine_factors(subject.variant) if trial.factor == COMBINED else single_changes(subject.variant)
     return next((each for each in tried if (each.factor, each.change) == (trial.factor, trial.change)), None)
-
-
-def given_options(lab: Lab) -> list[Option]:
-    """Options set to another value than their known default."""
-    values = lab.resolution.options
-    return [
-        option
-        for option in lab.resolution.provider.options
-        if option.default and values.get(option.name, option.default) != option.default
-    ]
 
 
 def timeout_note(trials: Sequence[ProbeRun]) -> str:
@@ -238,24 +204,20 @@ def _open(subjects: Sequence[Subject]) -> list[Subject]:
     return [subject for subject in subjects if subject.is_unresolved]
 
 
-def _pending_outcome(factor: str, change: str = "") -> ProbeRun:
-    """A trial without an outcome."""
-    return ProbeRun(factor, change, "invalid", "")
-
-
 def _experiment(subject: Subject, variation: Variation, lab: Lab) -> Experiment:
     """The experiment on a variation. A changed node is also run, because a provider may be assigned an invalid node."""
     model = variant_model(variation.variant, auxiliary=lab.compiles)
-    trial = replace(
-        _pending_outcome(variation.factor, variation.change),
+    trial = ProbeRun(
+        variation.factor,
+        variation.change,
+        "invalid",
+        "",
         factors=variation.factors,
         substitution=variation.substitution,
         removes=variation.removes,
         neg_added=len(model.graph.node) > 1,
     )
-    if variation.factor != AS_IS and lab.dry_run:
-        model = with_unchanged(model, variation.variant, subject.variant, variation.factor)
-    elif variation.factor != AS_IS:
+    if variation.factor != AS_IS:
         model = to_run(model, variation.variant)
     return Experiment(subject, model, trial)
 
@@ -267,19 +229,39 @@ def _other_nodes(subject: Subject, lab: Lab) -> list[Experiment]:
     return [Experiment(subject, model, trial) for model, trial in found]
 
 
-def _run(experiments: Sequence[Experiment], lab: Lab, *, complete: bool = True) -> list[tuple[Experiment, ProbeRun]]:
-    """Run experiments. `complete`: a subject with a missing answer is marked as not fully probed.
+def _run(
+    experiments: Sequence[Experiment], lab: Lab, *, complete: bool = True, setting: Setting | None = None
+) -> list[tuple[Experiment, ProbeRun]]:
+    """Run experiments and add their trials to the subjects.
 
     A compiling provider is slow, so a complete round ends for a subject after the position at which it is supported.
+
+    Args:
+        experiments: The experiments, each without an outcome.
+        lab: Runs them.
+        complete: Whether a subject with a missing answer is marked as not fully probed.
+        setting: Another value of a provider option; the round is then not complete.
     """
+    complete = complete and setting is None
     one_by_one = complete and lab.compiles
     found: list[tuple[Experiment, ProbeRun]] = []
     last: dict[int, int] = {}
     for batch in [[each] for each in experiments] if one_by_one else [experiments]:
         left = [each for each in batch if each.position <= last.get(id(each.subject), each.position)]
-        for each, answer in zip(left, lab.try_all([each.model for each in left]), strict=True):
+        models = [each.model for each in left]
+        answers = lab.try_all(models) if setting is None or not models else lab.try_with(*setting, models)
+        for each, answer in zip(left, answers, strict=True):
             if answer is not None:
-                found.append((each, each.record(each.trial, answer)))
+                trial = replace(
+                    each.trial if setting is None else _with_option(each.trial, setting, lab),
+                    outcome=answer.outcome,
+                    message=answer.message,
+                    cached=answer.cached,
+                    function_inlined=answer.function_inlined,
+                )
+                around = each.subject.around
+                (each.subject.variants if each.node is None else around.setdefault(each.node, [])).append(trial)
+                found.append((each, trial))
                 if one_by_one and answer.is_supported:
                     last[id(each.subject)] = min(each.position, last.get(id(each.subject), each.position))
             elif complete:
@@ -287,60 +269,42 @@ def _run(experiments: Sequence[Experiment], lab: Lab, *, complete: bool = True) 
     return found
 
 
-def _run_with(option: Option, experiments: Sequence[Experiment], lab: Lab, value: str | None = None) -> None:
-    """Run experiments with a value of an option, by default its value that may enable more nodes."""
-    value = option.probe_value.value if value is None and option.probe_value is not None else value
-    if value is None or not experiments:
-        return
-    name = f"{lab.resolution.provider.name}.{option.name}"
-    substitution = Substitution(f"{name}={value}", f"{name}={lab.resolution.options.get(option.name, option.default)}")
-    answers = lab.try_with(option.name, value, [each.model for each in experiments])
-    for each, answer in zip(experiments, answers, strict=True):
-        if answer is not None:
-            each.record(_with_option(each.trial, substitution), answer)
-
-
-def _with_option(trial: ProbeRun, option: Substitution) -> ProbeRun:
-    """A trial with an additional change of a provider option."""
-    if trial.factor in (AS_IS, NEIGHBOURS):
-        return replace(_pending_outcome(OPTION, option.after), substitution=option, neg_added=trial.neg_added)
-    if trial.factor == OTHER_FORM:
-        change = "; ".join(part for part in (trial.change, option.after) if part)
-        return replace(trial, change=change, factors=(*trial.factors, OPTION))
-    parts = (OPTION, *(trial.factors or (trial.factor,)))
-    return replace(_pending_outcome(COMBINED, f"{option} and {trial.change}"), factors=parts, neg_added=trial.neg_added)
-
-
 # --- provider options ----------------------------------------------------------------------------------------------
 
 
-def _try_unchanged(option: Option, subjects: Iterable[Subject], lab: Lab, value: str | None = None) -> None:
-    """Test unchanged nodes with a value of an option; see `_run_with`."""
-    _run_with(option, [_experiment(subject, unchanged(subject.variant), lab) for subject in subjects], lab, value)
+def _settings(subjects: Sequence[Subject], lab: Lab) -> Iterator[tuple[Setting, list[Subject]]]:
+    """Option values for unchanged nodes, and the open nodes for which each may matter.
 
-
-def _try_options(subjects: Sequence[Subject], lab: Lab) -> None:
-    """Test unchanged nodes with each provider option that may make the provider support them, and with the default of
-    each given option that the provider names as it leaves the node.
-
-    If the provider supports nothing at all with the given options, all their defaults are tested.
+    Values that are known to make the provider support more nodes; the default of a given option that the provider names
+    as it leaves the node; and all defaults of given options, if the provider supports nothing at all with them.
     """
-    known = {option.name: option for option in lab.resolution.provider.options}
-    for option in known.values():
-        concerned = [subject for subject in _open(subjects) if _may_matter(option, subject.variant, lab)]
-        _try_unchanged(option, concerned, lab)
+    options = lab.resolution.provider.options
+    for option in options:
+        if option.probe_value is not None:
+            concerned = [subject for subject in _open(subjects) if _may_matter(option, subject.variant, lab)]
+            yield (option.name, option.probe_value.value), concerned
+    defaults = {option.name: option.default for option in options}
     for name in lab.resolution.options:
         named = re.compile(rf"\b{re.escape(name)}\b")
-        concerned = [subject for subject in _open(subjects) if named.search(subject.variants[0].message)]
-        option = known.get(name) or Option(name, "text", "", "")
-        _try_unchanged(option, concerned, lab, option.default)
-    left = [subject for subject in _open(subjects) if subject.variants[0].outcome == "rejected"]
+        yield (
+            (name, defaults.get(name, "")),
+            [each for each in _open(subjects) if named.search(each.variants[0].message)],
+        )
     given = given_options(lab)
-    if not given or len(left) < len(subjects) or _supports_anything(lab):
-        return
-    for option in given:
-        if any(subject.is_unresolved for subject in left):
-            _try_unchanged(option, left, lab, option.default)
+    if given and len(_open(subjects)) == len(subjects) and not _supports_anything(lab):
+        for option in given:
+            left = [subject for subject in _open(subjects) if subject.variants[0].outcome == "rejected"]
+            yield (option.name, option.default), left
+
+
+def given_options(lab: Lab) -> list[Option]:
+    """Options set to another value than their known default."""
+    values = lab.resolution.options
+    return [
+        option
+        for option in lab.resolution.provider.options
+        if option.default and values.get(option.name, option.default) != option.default
+    ]
 
 
 def _supports_anything(lab: Lab) -> bool:
@@ -353,41 +317,42 @@ def _supports_anything(lab: Lab) -> bool:
     return answer is None or answer.outcome == "supported"
 
 
-def _try_options_with_changes(subjects: Sequence[tuple[Subject, Sequence[Experiment]]], lab: Lab) -> dict[int, int]:
-    """Test single changes and other nodes with relevant options; return the number of changes by `id` of a subject."""
-    used = {id(subject): 0 for subject, _ in subjects}
-    for option in lab.resolution.provider.options:
-        work: list[Experiment] = []
-        for subject, forms in subjects:
-            if subject.is_unresolved and _may_matter(option, subject.variant, lab):
-                varied = [each for each in single_changes(subject.variant) if _may_matter(option, each.variant, lab)]
-                room = MOST_WITH_OPTION - used[id(subject)]
-                subject.omitted += max(len(varied) - room, 0)
-                used[id(subject)] += len(varied[:room])
-                work += [_experiment(subject, each, lab) for each in varied[:room]]
-                work += forms[:MOST_FORMS_WITH_OPTION]
-        _run_with(option, work, lab)
-    return used
+def _with_changes(
+    option: Option, subjects: Sequence[tuple[Subject, Sequence[Experiment]]], lab: Lab
+) -> list[Experiment]:
+    """Experiments with single changes and other nodes, for open subjects for which an option may matter."""
+    work: list[Experiment] = []
+    for subject, forms in subjects:
+        if subject.is_unresolved and _may_matter(option, subject.variant, lab):
+            varied = [each for each in single_changes(subject.variant) if _may_matter(option, each.variant, lab)]
+            subject.omitted += max(len(varied) - MOST_WITH_OPTION, 0)
+            work += [_experiment(subject, each, lab) for each in varied[:MOST_WITH_OPTION]]
+            work += forms[:MOST_FORMS_WITH_OPTION]
+    return work
+
+
+def _with_option(trial: ProbeRun, setting: Setting, lab: Lab) -> ProbeRun:
+    """A trial with an additional change of a provider option."""
+    (name, after), run = setting, lab.resolution
+    default = next((option.default for option in run.provider.options if option.name == name), "")
+    before = run.options.get(name, default)
+    option = Substitution(f"{run.provider.name}.{name}={after}", f"{run.provider.name}.{name}={before}")
+    if trial.factor in (AS_IS, NEIGHBOURS):
+        return ProbeRun(OPTION, option.after, "invalid", "", substitution=option, neg_added=trial.neg_added)
+    if trial.factor == OTHER_FORM:
+        change = "; ".join(part for part in (trial.change, option.after) if part)
+        return replace(trial, change=change, factors=(*trial.factors, OPTION))
+    parts = (OPTION, *(trial.factors or (trial.factor,)))
+    return ProbeRun(COMBINED, f"{option} and {trial.change}", "invalid", "", factors=parts, neg_added=trial.neg_added)
 
 
 def _may_matter(option: Option, variant: Variant, lab: Lab) -> bool:
     """Whether the option is known to matter for such nodes, and the run had another value."""
     opens = option.probe_value
-    if (
-        opens is None
-        or lab.resolution.options.get(option.name) == opens.value
-        or (opens.operators and variant.node.op_type not in opens.operators)
-    ):
+    if opens is None or lab.resolution.options.get(option.name) == opens.value:
         return False
-    return not opens.elements or bool(set(opens.elements) & set(_elements(variant)))
-
-
-def _elements(variant: Variant) -> Iterator[str]:
-    """Names of the known element types that a node reads and writes."""
-    model = variant_model(variant)
-    types = tensor_types(model)
-    written = (types.get(port.name, port.type) for port in model.graph.output)
-    for kind in (*(feed.kind for feed in variant.feeds), *written):
-        element = element_of(kind)
-        if element:
-            yield dtypes.dtype_numbered(element).name
+    if opens.operators and variant.node.op_type not in opens.operators:
+        return False
+    kinds = tensor_types(variant_model(variant)).values() if opens.elements else ()
+    known = {dtypes.dtype_numbered(element).name for kind in kinds if (element := element_of(kind))}
+    return not opens.elements or not known.isdisjoint(opens.elements)

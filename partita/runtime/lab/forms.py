@@ -14,7 +14,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from partita import dtypes
-from partita.runtime.lab.schema import OUTPUT_TYPES, Example, Operator, Port, element_in, examples, history, parse_type
+from partita.runtime.lab.schema import OUTPUT_TYPES, Operator, Port, Slot, element_in, examples, history, parse_type
 from partita.runtime.lab.variant import NODE, ExperimentInput, Variant
 
 if TYPE_CHECKING:
@@ -44,13 +44,32 @@ class Form:
     """form, constants or rank: the property that it tests."""
     note: str = ""
     """Description of the change, e.g. `rank 5`, `axes not constant`."""
-    native: bool = True
-    """Whether its example is of this version."""
 
     @property
     def factors(self) -> frozenset[str]:
         """Properties that may decide whether it is supported, e.g. `mode=cubic`, `X of rank 4`, `without B`."""
         return frozenset(_factors_of(self))
+
+    @property
+    def present(self) -> list[tuple[int, Slot, Port]]:
+        """The present inputs, with their positions."""
+        slots = ((index, self.operator.input(index), port) for index, port in enumerate(self.inputs))
+        return [(index, slot, port) for index, slot, port in slots if slot is not None and port is not None]
+
+    @property
+    def type_attribute(self) -> str:
+        """The attribute that sets the output type: a known name, or a tensor value; empty without one."""
+        known = self.operator.attributes
+        tensors = [name for name, entry in known.items() if entry.kind == "tensor"]
+        named = [name for name in OUTPUT_TYPES if name in known]
+        return (named or (tensors if len(tensors) == 1 else [""]))[0]
+
+    @property
+    def output_variable(self) -> str:
+        """The type variable of the first output, if no input has it and an attribute sets it; else empty."""
+        slot = self.operator.output(0)
+        free = slot is not None and all(other.variable != slot.variable for _, other, _ in self.present)
+        return slot.variable if slot is not None and free and len(slot.types) > 1 and self.type_attribute else ""
 
     def name_of(self, index: int) -> str:
         """The name of an input; inputs of a variadic operator are numbered."""
@@ -61,18 +80,16 @@ class Form:
 
 
 def forms(operator: Operator) -> tuple[Form, ...]:
-    """Every form of a version, the plainest first; empty if the operator has no example."""
-    found = [
-        form
-        for example in examples().get((operator.domain, operator.name), ())
-        for form in _adapt_example(operator, example)
-    ]
-    own = [form for form in found if form.native]
-    chosen = own or found[:OLDER_FORMS]
+    """Every form of a version, the plainest first; empty if the operator has no example.
+
+    Examples of other versions, newest first, are used if the version has none.
+    """
+    listed = examples().get((operator.domain, operator.name), ())
+    own = [example for example in listed if example["since"] == operator.since]
+    chosen = [form for example in own for form in _adapt_example(operator, example)]
     if not chosen:
-        return ()
-    base = chosen[0]
-    return (base, *constants(base), *chosen[1:])
+        chosen = [form for example in listed for form in _adapt_example(operator, example)][:OLDER_FORMS]
+    return (chosen[0], *constants(chosen[0]), *chosen[1:]) if chosen else ()
 
 
 def ranks(base: Form) -> Iterator[Form]:
@@ -102,94 +119,58 @@ def constants(base: Form) -> Iterator[Form]:
         yield replace(base, constant=after, kind="constants", note=f"{names} constant")
 
 
-def _adapt_example(operator: Operator, example: Example) -> Iterator[Form]:
+def _adapt_example(operator: Operator, example: Mapping[str, Any]) -> Iterator[Form]:
     """The example in this version; empty if it cannot be adapted."""
+    inputs = [
+        port and Port(port["type"], tuple(port["shape"]), tuple(port["values"]) if "values" in port else None)
+        for port in example["inputs"]
+    ]
+    attributes, node = dict(example.get("attributes", {})), example.get("node", "")
+    outputs = tuple(map(bool, example["outputs"]))
     versions = history(operator.domain, operator.name)
-    newer = next((entry for entry in versions if entry.since == example.since), None)
-    inputs = (
-        list(example.inputs) if newer is None or example.since == operator.since else _by_name(operator, newer, example)
-    )
+    version = next((entry for entry in versions if entry.since == example["since"]), operator)
+    if version is not operator:
+        inputs = _by_name(operator, version, inputs)
+        attributes = {name: value for name, value in attributes.items() if name in operator.attributes}
+        if any(operator.attributes[name].kind != version.attributes[name].kind for name in attributes):
+            return
     while inputs and inputs[-1] is None:
         inputs.pop()
-    if any(
-        port is None and not (slot.optional or slot.variadic)
-        for slot, port in zip(operator.inputs, inputs, strict=False)
+    needed = [not (slot.optional or slot.variadic) for slot in operator.inputs]
+    if len(inputs) < sum(needed) or any(
+        port is None and required for port, required in zip(inputs, needed, strict=False)
     ):
         return
-    if len(inputs) < sum(not (slot.optional or slot.variadic) for slot in operator.inputs):
-        return
-    attributes = {name: value for name, value in example.attributes.items() if name in operator.attributes}
-    if example.since != operator.since:
-        attributes |= _moved_attributes(operator, newer, example)
-        attributes = {name: _as_kind(value, operator.attributes[name].kind) for name, value in attributes.items()}
     missing = [name for name, entry in operator.attributes.items() if entry.required and name not in attributes]
-    if (missing and not example.node) or None in attributes.values():
+    if missing and not node:
         return
-    outputs = example.outputs
     if not (operator.outputs and operator.outputs[-1].variadic):
         outputs = outputs[: len(operator.outputs)]
-    form = Form(
-        operator, tuple(inputs), outputs, attributes, example.node, frozenset(), native=example.since == operator.since
-    )
+    form = Form(operator, tuple(inputs), outputs, attributes, node, frozenset())
     yield replace(form, constant=frozenset(_side_inputs(form)))
 
 
 def _side_inputs(form: Form) -> Iterator[int]:
     """Inputs that exporters write as constants: small parameters after the first input."""
     first = form.operator.input(0)
-    for index, port in enumerate(form.inputs):
-        slot = form.operator.input(index)
-        if index and port is not None and slot is not None and port.values is not None and port.is_tensor:
-            data = first is not None and slot.variable == first.variable and not slot.optional
-            if len(port.shape) <= SIDE_RANK and not data:
-                yield index
+    for index, slot, port in form.present:
+        data = first is not None and slot.variable == first.variable and not slot.optional
+        if index and port.values is not None and port.is_tensor and len(port.shape) <= SIDE_RANK and not data:
+            yield index
 
 
-def _by_name(operator: Operator, newer: Operator, example: Example) -> list[Port | None]:
-    """The inputs of an example of another version in the order of this version, matched by name, else by position."""
+def _by_name(operator: Operator, version: Operator, given: Sequence[Port | None]) -> list[Port | None]:
+    """The inputs of another version in the order of this version, matched by name, else by position."""
     if operator.inputs and operator.inputs[-1].variadic:
-        return list(example.inputs)
-    there = {slot.name: index for index, slot in enumerate(newer.inputs)}
+        return list(given)
+    there = {slot.name: index for index, slot in enumerate(version.inputs)}
     ours = {slot.name for slot in operator.inputs}
     found: list[Port | None] = []
     for index, slot in enumerate(operator.inputs):
-        at_place = newer.inputs[index].name if index < len(newer.inputs) else ""
+        at_place = version.inputs[index].name if index < len(version.inputs) else ""
         place = there.get(slot.name, index if at_place not in ours else None)
-        found.append(example.inputs[place] if place is not None and place < len(example.inputs) else None)
+        found.append(given[place] if place is not None and place < len(given) else None)
     return found
-
-
-def _moved_attributes(operator: Operator, newer: Operator | None, example: Example) -> dict[str, Any]:
-    """Attributes of this version that are inputs in the example, with their values."""
-    found: dict[str, Any] = {}
-    wanted = {name.lower(): name for name in operator.attributes}
-    present = {slot.name.lower() for slot in operator.inputs}
-    for index, port in enumerate(example.inputs):
-        slot = newer.input(index) if newer is not None else None
-        name = wanted.get(slot.name.lower()) if slot is not None else None
-        if port is not None and name is not None and port.values is not None and name.lower() not in present:
-            found[name] = list(port.values)
-    return found
-
-
-def _as_kind(value: Any, kind: str) -> Any:
-    """A value converted to another attribute kind; None if impossible."""
-    if isinstance(value, dict):
-        return value if kind == "tensor" else None
-    listed = list(value) if isinstance(value, (list, tuple)) else [value]
-    if kind in ("ints", "floats", "strings"):
-        made = [_convert(entry, kind[:-1]) for entry in listed]
-        return None if None in made else made
-    return _convert(listed[0], kind) if len(listed) == 1 else None
-
-
-def _convert(value: Any, kind: str) -> Any:
-    """A number or string converted to another kind."""
-    if kind == "string":
-        return value if isinstance(value, str) else None
-    if kind in ("int", "float") and isinstance(value, (int, float)):
-        return int(value) if kind == "int" else float(value)
-    return None
 
 
 def _factors_of(form: Form) -> Iterator[str]:
@@ -199,7 +180,7 @@ def _factors_of(form: Form) -> Iterator[str]:
             continue
         value = form.attributes.get(name)
         if value is not None and not isinstance(value, dict):
-            yield f"{name}={_value_text(value)}"
+            yield f"{name}={value_text(value)}"
         elif value is None and not form.node:
             yield f"{name} by default"
     for index, slot in enumerate(form.operator.inputs):
@@ -215,10 +196,10 @@ def _factors_of(form: Form) -> Iterator[str]:
                 yield f"{slot.name} {'constant' if index in form.constant else 'not constant'}"
 
 
-def _value_text(value: Any) -> str:
+def value_text(value: Any) -> str:
     """The value of an attribute as short text."""
     if isinstance(value, (list, tuple)):
-        return "[" + ",".join(map(_value_text, value)) + "]"
+        return "[" + ",".join(map(value_text, value)) + "]"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -254,29 +235,23 @@ class TypedForm:
 
         form, operator, types = self.form, self.form.operator, dict(self.types)
         node = onnx.NodeProto(name=NODE, op_type=operator.name, domain=operator.domain)
+        node.input.extend("" if port is None else f"i{index}" for index, port in enumerate(form.inputs))
+        node.output.extend(f"o{index}" if there else "" for index, there in enumerate(form.outputs))
         feeds = []
-        for index, port in enumerate(form.inputs):
-            slot, name = operator.input(index), f"i{index}"
-            if port is None or slot is None:
-                node.input.append("")
-                continue
-            kind = types.get(slot.variable, port.kind)
+        for index, slot, port in form.present:
+            kind, name = types.get(slot.variable, port.kind), f"i{index}"
             element = element_in(kind) if index in form.constant else None
             value = _tensor(name, element, port.shape, port.values) if element is not None else None
-            node.input.append(name)
             feeds.append(ExperimentInput(name, parse_type(kind, port.shape), value))
-        node.output.extend(f"o{index}" if there else "" for index, there in enumerate(form.outputs))
         if form.node:
             whole = onnx.NodeProto.FromString(base64.b64decode(form.node))
             node.attribute.extend(entry for entry in whole.attribute if entry.name in operator.attributes)
         else:
             node.attribute.extend(_attributes(form, types))
-        chosen = _chosen_output(form, types)
-        element = element_in(chosen) if chosen is not None and "o0" in node.output else None
+        element = element_in(types.get(form.output_variable, "")) if "o0" in node.output else None
         declared = {} if element is None else {"o0": onnx.helper.make_tensor_type_proto(element.number, None)}
         opsets = {"": operator.opset} if operator.domain == "" else {"": ONNX_OPSET, operator.domain: operator.since}
-        version = ir_version(opsets[""])
-        return Variant(node, tuple(feeds), {}, {}, opsets, version, declared=declared)
+        return Variant(node, tuple(feeds), opsets, ir_version(opsets[""]), declared=declared)
 
 
 def ir_version(opset: int) -> int:
@@ -298,15 +273,11 @@ def plainest_forms(operator: Operator) -> tuple[Form, ...]:
 def _example_types(form: Form) -> Types:
     """The example's type for each type variable."""
     found: dict[str, str] = {}
-    for index, port in enumerate(form.inputs):
-        slot = form.operator.input(index)
-        if port is not None and slot is not None and slot.variable not in found:
-            found[slot.variable] = port.kind if port.kind in slot.types else _first_of(slot.types, port.kind)
-    chooser = _type_attribute(form)
-    if chooser is not None and form.operator.attributes[chooser].kind == "string":
+    for _, slot, port in form.present:
+        found.setdefault(slot.variable, port.kind if port.kind in slot.types else _first_of(slot.types, port.kind))
+    if form.output_variable and form.operator.attributes[form.type_attribute].kind == "string":
         # Types of strings cannot be inferred, so they are declared.
-        chosen = _output_variable(form, found)
-        return tuple((found | ({chosen: "tensor(float)"} if chosen is not None else {})).items())
+        found[form.output_variable] = "tensor(float)"
     return tuple(found.items())
 
 
@@ -324,22 +295,15 @@ def assignments(form: Form) -> tuple[list[Types], int]:
     base = _example_types(form)
     if form.node:  # subgraphs are written for their types
         return [base], 0
-    allowed: dict[str, tuple[str, ...]] = {}
-    for index, port in enumerate(form.inputs):
-        slot = form.operator.input(index)
-        if port is not None and slot is not None:
-            allowed.setdefault(slot.variable, slot.types)
-    chosen = _output_variable(form, allowed)
-    if chosen is not None:
-        allowed[chosen] = next(slot.types for slot in form.operator.outputs if slot.variable == chosen)
-        base = (*dict(base).items(), *(() if chosen in dict(base) else ((chosen, _first_of(allowed[chosen], "")),)))
-    names = tuple(allowed)
-    total = math.prod(len(allowed[name]) for name in names)
-    if total > (MOST_PAIRS if len(names) < 3 else MOST_TRIPLES):
-        few = _near(dict(base), allowed)
+    allowed = {slot.variable: slot.types for _, slot, _ in form.present}
+    if form.output_variable:
+        allowed[form.output_variable] = form.operator.outputs[0].types
+    total = math.prod(map(len, allowed.values()))
+    if total > (MOST_PAIRS if len(allowed) < 3 else MOST_TRIPLES):
+        few = _near({name: _first_of(types, "") for name, types in allowed.items()} | dict(base), allowed)
         return few, total - len(few)
-    listed = itertools.product(*(_ordered(allowed[name]) for name in names))
-    return [tuple(zip(names, types, strict=True)) for types in listed], 0
+    listed = itertools.product(*map(_ordered, allowed.values()))
+    return [tuple(zip(allowed, types, strict=True)) for types in listed], 0
 
 
 def _near(base: Mapping[str, str], allowed: Mapping[str, Sequence[str]]) -> list[Types]:
@@ -362,41 +326,17 @@ def _ordered(types: Iterable[str]) -> list[str]:
     return sorted(types, key=place)
 
 
-def _output_variable(form: Form, of_inputs: Mapping[str, Any]) -> str | None:
-    """The type variable of the first output, if no input has it and an attribute sets it."""
-    slot = form.operator.output(0)
-    if slot is None or slot.variable in of_inputs or len(slot.types) < 2 or _type_attribute(form) is None:
-        return None
-    return slot.variable
-
-
-def _type_attribute(form: Form) -> str | None:
-    """The attribute that sets the output type: a known name, or a tensor value."""
-    for name in OUTPUT_TYPES:
-        if name in form.operator.attributes:
-            return name
-    tensors = [name for name, entry in form.operator.attributes.items() if entry.kind == "tensor"]
-    return tensors[0] if len(tensors) == 1 else None
-
-
-def _chosen_output(form: Form, types: Mapping[str, str]) -> str | None:
-    """The type of the first output, if it is not that of an input."""
-    named = {slot.variable for index in range(len(form.inputs)) if (slot := form.operator.input(index)) is not None}
-    slot = form.operator.output(0)
-    return types.get(slot.variable) if slot is not None and slot.variable not in named else None
-
-
 def _attributes(form: Form, types: Mapping[str, str]) -> Iterator[onnx.AttributeProto]:
     """The attributes of a form, adapted to the types."""
     import onnx
 
-    chosen, chooser = _chosen_output(form, types), _type_attribute(form)
+    chooser = form.type_attribute if form.output_variable in types else ""
     for name, value in form.attributes.items():
-        if name != chooser or chosen is None:
+        if name != chooser:
             yield _made_attribute(name, value, form.operator.attributes[name].kind)
-    if chooser is not None and chosen is not None:
-        element = dtypes.dtype_named(chosen.rpartition("tensor(")[2].rstrip(")"))  # also of seq(tensor(float))
-        kind = form.operator.attributes[chooser].kind
+    if chooser:
+        chosen = types[form.output_variable].rpartition("tensor(")[2].rstrip(")")  # also of seq(tensor(float))
+        element, kind = dtypes.dtype_named(chosen), form.operator.attributes[chooser].kind
         if kind == "tensor":
             value = form.attributes.get(chooser)
             shape = value["shape"] if isinstance(value, dict) else [1]

@@ -280,8 +280,8 @@ MOST_MADE = 1 << 22
 """Maximum elements computed during evaluation."""
 SHAPE_ARITHMETIC = """
 Abs Add Cast Ceil Concat Div Equal Expand Floor Gather GatherElements GatherND Greater GreaterOrEqual Identity Less
-LessOrEqual Max Min Mod Mul Neg Not Range ReduceMax ReduceMin ReduceProd ReduceSum Reshape ScatterElements Slice Split
-Squeeze Sub Tile Unsqueeze Where
+LessOrEqual Max Min Mod Mul Neg Not Range ReduceMax ReduceMin ReduceProd ReduceSum Reshape ScatterElements Shape Size
+Slice Split Squeeze Sub Tile Unsqueeze Where
 """
 FOLDED = frozenset(SHAPE_ARITHMETIC.split())
 CONSTANT_TYPES = {"value_float": "float32", "value_int": "int64", "value_string": "object"}
@@ -377,25 +377,20 @@ def _evaluate(
     import onnx
     from onnx.reference import ReferenceEvaluator
 
-    if node.op_type in ("Shape", "Size"):
-        kind = fixed.get(node.input[0])
-        if kind is None or not is_fixed(kind):
-            return ()
-        sizes = [size.dim_value for size in kind.tensor_type.shape.dim]
-        limits = {entry.name: entry.i for entry in node.attribute}
-        part = sizes[limits.get("start", 0) : limits.get("end", len(sizes))]
-        return (np.array(part if node.op_type == "Shape" else math.prod(sizes), np.int64),)
-    if node.op_type == "Constant":
-        value = constant_of(node)
-        small = value is not None and is_small(value) and value.data_type != onnx.TensorProto.STRING
-        return (onnx.numpy_helper.to_array(value),) if value is not None and small else ()
-    if node.op_type not in FOLDED or any(name and name not in values for name in node.input):
+    constant = constant_of(node)
+    if constant is not None:
+        small = is_small(constant) and constant.data_type != onnx.TensorProto.STRING
+        return (onnx.numpy_helper.to_array(constant),) if small else ()
+    known = {name: values[name] for name in node.input if name in values}
+    if node.op_type in ("Shape", "Size") and (sizes := sizes_of(fixed.get(node.input[0]))) is not None:
+        known[node.input[0]] = np.broadcast_to(np.float32(0), sizes)
+    if node.op_type not in FOLDED or any(name and name not in known for name in node.input):
         return ()
     opsets = {entry.domain: entry.version for entry in proto.opset_import}
     try:
-        if _may_be_large(node, [values[name] for name in node.input if name]):
+        if _may_be_large(node, list(known.values())):
             return ()
-        made = ReferenceEvaluator(node, opsets=opsets).run(None, {name: values[name] for name in node.input if name})
+        made = ReferenceEvaluator(node, opsets=opsets).run(None, known)
     except Exception:  # noqa: BLE001 - the evaluator may raise any exception; an unknown value costs an experiment
         return ()
     return tuple(np.asarray(value) for value in made) if all(np.size(value) <= MOST_ELEMENTS for value in made) else ()
@@ -412,6 +407,8 @@ def _may_be_large(node: onnx.NodeProto, inputs: Sequence[Any]) -> bool:
     if node.op_type == "Range":
         start, limit, delta = (float(np.ravel(value)[0]) for value in inputs)
         return not delta or (limit - start) / delta > MOST_ELEMENTS
+    if node.op_type in ("Shape", "Size"):
+        return False
     largest = sorted((np.size(value) for value in inputs), reverse=True)[:2]  # two operands that are broadcast
     return math.prod(largest) > MOST_MADE
 

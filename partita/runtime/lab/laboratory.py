@@ -14,18 +14,19 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, get_args
+from typing import TYPE_CHECKING, Self
+
+from pydantic import TypeAdapter
 
 from partita.files import cache_folder
 from partita.files import replace as replace_file
-from partita.observations.facts import FAILED, Outcome
-from partita.observations.native_text import FULL, cut
+from partita.observations.native_text import cut
 from partita.providers.cuda_dry_run.devices import PREFIX
 from partita.providers.resolve import Resolution
 from partita.runtime.chain.provider_check import PROBE_MODEL
-from partita.runtime.lab.placement import Placement, ReplacedBy
+from partita.runtime.lab.placement import Placement
 from partita.runtime.lab.variant import zeros_needed
 from partita.runtime.ort.registry import provider_identity
 from partita.runtime.worker.parent import Worker, WorkerLostError
@@ -45,37 +46,13 @@ AHEAD = 32
 LEAST_SECONDS = 0.5
 """Minimum seconds left to start a worker."""
 LONGEST_MESSAGE = 600
-FORMAT = 12
+FORMAT = 13
 """Increment when experiments change, to invalidate stored answers."""
 KIND = "probes"
 """Subfolder of the user's cache folder for stored answers."""
 MOST_ANSWERS = 20_000
-
-
-@dataclass(frozen=True, slots=True)
-class ModelOutcome(Placement):
-    """The outcome of one model."""
-
-    cached: bool = False
-    was_killed: bool = False
-    """The process was ended by SIGKILL, e.g. for lack of memory."""
-
-    @property
-    def function_inlined(self) -> bool:
-        """Whether it is supported as the expanded function of the operator, not as the operator."""
-        return self.replaced_by == "function"
-
-    @property
-    def is_supported(self) -> bool:
-        """Whether the unchanged node is supported."""
-        return self.outcome == "supported" and not self.function_inlined
-
-    @property
-    def is_repeatable(self) -> bool:
-        """Whether the answer does not depend on the load of the machine."""
-        if self.outcome == "timed_out" or self.was_killed or self.seconds is not None:
-            return False
-        return self.outcome not in FAILED or not FULL.search(self.message)
+ANSWERS = TypeAdapter(dict[str, Placement])
+"""Format of stored answers."""
 
 
 class Lab:
@@ -119,7 +96,7 @@ class Lab:
 
     def try_with(
         self, option: str, value: str, models: Sequence[onnx.ModelProto], *, one_node: bool = True
-    ) -> list[ModelOutcome | None]:
+    ) -> list[Placement | None]:
         """Answers of the provider with another value of one option."""
         if (option, value) in self.refused_options:
             return [None for _ in models]
@@ -142,7 +119,7 @@ class Lab:
         (answer,) = self.try_all([onnx.ModelProto.FromString(PROBE_MODEL)], one_node=False)
         return answer is not None and answer.outcome == "supported"
 
-    def try_all(self, models: Sequence[onnx.ModelProto], *, one_node: bool = True) -> list[ModelOutcome | None]:
+    def try_all(self, models: Sequence[onnx.ModelProto], *, one_node: bool = True) -> list[Placement | None]:
         """An answer for each model; None if time ran out or the provider is untestable.
 
         `one_node`: find the placement of the node; otherwise only whether the provider opens the model.
@@ -159,41 +136,33 @@ class Lab:
             self.crashes += answer.outcome == "crashed" and not answer.cached
         return answers
 
-    def _try(self, models: Sequence[onnx.ModelProto], one_node: bool, seconds: float) -> list[ModelOutcome | None]:
+    def _try(self, models: Sequence[onnx.ModelProto], one_node: bool, seconds: float) -> list[Placement | None]:
         """Answers after one attempt per model of at most `seconds`."""
-        answers: list[ModelOutcome | None] = [None] * len(models)
+        answers: list[Placement | None] = [None] * len(models)
         keys: dict[int, str] = {}
         waiting, sent = deque(range(len(models))), deque[tuple[int, Future[Placement]]]()
         while waiting or sent:
             while waiting and len(sent) < (1 if self._fresh else AHEAD):
                 number = waiting.popleft()
-                model = models[number]
-                content = model.SerializeToString(deterministic=True)
+                content = models[number].SerializeToString(deterministic=True)
                 keys[number] = f"{'node' if one_node else 'part'}:{hashlib.sha256(content).hexdigest()}"
                 answers[number] = self.cache.get(keys[number])
                 if answers[number] is None:
                     if not self._start():
                         return answers
-                    sent.append((number, self._send(content, zeros_needed([model]), one_node)))
+                    sent.append((number, self._send(content, zeros_needed([models[number]]), one_node)))
             if not sent:
                 continue
             number, future = sent.popleft()
-            fresh, self._fresh = self._fresh, False
-            allowed = max(seconds, START_SECONDS) if fresh else seconds
-            answer = self._wait(future, allowed, fresh)
-            if answer is None:
-                waiting.extendleft([each for each, _ in reversed(sent)])
-                sent.clear()
-                if self.remaining_seconds <= LEAST_SECONDS:
-                    return answers  # not caused by the model
-                waiting.appendleft(number)  # in a fresh worker
-                continue
-            if self._worker is None:
-                waiting.extendleft([each for each, _ in reversed(sent)])
-                sent.clear()
-            answers[number] = answer
-            if answer.is_repeatable:
+            answer = answers[number] = self._wait(future, seconds)
+            if answer is not None and answer.is_repeatable:
                 self.cache.put(keys[number], answer)
+            if answer is None and self.remaining_seconds <= LEAST_SECONDS:
+                return answers  # not caused by the model
+            if self._worker is None:
+                repeated = [number] if answer is None else []  # in a fresh worker
+                waiting.extendleft(reversed([*repeated, *(each for each, _ in sent)]))
+                sent.clear()
         return answers
 
     def _send(self, model: bytes, zeros: int, one_node: bool) -> Future[Placement]:
@@ -206,21 +175,24 @@ class Lab:
             failed.set_exception(lost)
             return failed
 
-    def _wait(self, future: Future[Placement], seconds: float, fresh: bool) -> ModelOutcome | None:
+    def _wait(self, future: Future[Placement], seconds: float) -> Placement | None:
         """The answer for a model; None if the end of the worker was not caused by it."""
         assert self._worker is not None
+        fresh, self._fresh = self._fresh, False
+        allowed = max(seconds, START_SECONDS) if fresh else seconds
         try:
-            placed = self._worker.wait(future, min(seconds, max(self.remaining_seconds, LEAST_SECONDS)))
+            placed: Placement = self._worker.wait(future, min(allowed, max(self.remaining_seconds, LEAST_SECONDS)))
         except WorkerLostError as lost:
             self._end()
-            late = lost.late and self.remaining_seconds > LEAST_SECONDS
-            return _crash(lost, seconds) if late or (fresh and not lost.late) else None
+            if lost.late:
+                late = Placement("timed_out", f"no answer within {allowed:g} s{_last_line(lost)}")
+                return late if self.remaining_seconds > LEAST_SECONDS else None
+            crashed = Placement("crashed", f"its process {lost.how}{_last_line(lost)}", was_killed=lost.out_of_memory)
+            return crashed if fresh else None
         except BaseException:
             self._end()  # still busy with the model
             raise
-        return ModelOutcome(
-            placed.outcome, cut(placed.message, LONGEST_MESSAGE), placed.replaced_by, seconds=placed.seconds
-        )
+        return replace(placed, message=cut(placed.message, LONGEST_MESSAGE))
 
     def _start(self) -> bool:
         """Start a worker if none is running; False if the provider does not start or time ran out."""
@@ -234,32 +206,25 @@ class Lab:
             # Options of the session configuration, e.g. a memory budget, are no part of an experiment.
             tested = replace(self.resolution, options=self.resolution.provider_options)
             self.unusable = self._worker.call("start", tested, timeout=allowed)
+            started = not self.unusable
         except WorkerLostError as lost:
+            started = False
             if not lost.late:
                 self.unusable = f"the probing process {lost.how} while it started{_last_line(lost)}"
             elif self.remaining_seconds > LEAST_SECONDS:
                 self.unusable = f"the provider did not start within {allowed:g} s in the probing process"
-            self._end()
-            return False
         except BaseException:
             self._end()
             raise
-        if self.unusable:
+        if not started:
             self._end()
-        return not self.unusable
+        return started
 
     def _end(self) -> None:
         """End the worker, if any."""
         worker, self._worker = self._worker, None
         if worker is not None:
             worker.kill()
-
-
-def _crash(lost: WorkerLostError, seconds: float) -> ModelOutcome:
-    """The answer for a model on which the worker ended, within a limit of `seconds`."""
-    if lost.late:
-        return ModelOutcome("timed_out", f"no answer within {seconds:g} s{_last_line(lost)}")
-    return ModelOutcome("crashed", f"its process {lost.how}{_last_line(lost)}", was_killed=lost.out_of_memory)
 
 
 def _last_line(lost: WorkerLostError) -> str:
@@ -271,18 +236,18 @@ def _last_line(lost: WorkerLostError) -> str:
 
 
 class Cache:
-    """Stored answers: a JSON file per ONNX Runtime build, provider, options and device."""
+    """Stored answers: a JSON file per ONNX Runtime build, provider, options and device; without a path, none."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
         self.answers = _read(path) if path is not None else {}
-        self.new: dict[str, ModelOutcome] = {}
+        self.new: dict[str, Placement] = {}
 
-    def get(self, key: str) -> ModelOutcome | None:
+    def get(self, key: str) -> Placement | None:
         """The answer for `key`, from this run or an earlier one."""
         return self.new.get(key) or self.answers.get(key)
 
-    def put(self, key: str, answer: ModelOutcome) -> None:
+    def put(self, key: str, answer: Placement) -> None:
         """Add an answer; `save` writes it to disk."""
         self.new[key] = answer
 
@@ -293,25 +258,16 @@ class Cache:
         with suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             merged = {**_read(self.path), **self.new}
-            kept = list(merged.items())[-MOST_ANSWERS:]
-            stored = {key: (each.outcome, each.message, each.replaced_by) for key, each in kept}
-            replace_file(self.path, json.dumps({"format": FORMAT, "answers": stored}))
+            kept = {key: replace(each, cached=True) for key, each in list(merged.items())[-MOST_ANSWERS:]}
+            replace_file(self.path, ANSWERS.dump_json(kept, exclude_defaults=True))
 
 
-def _read(path: Path) -> dict[str, ModelOutcome]:
-    """The answers in a file; empty if unreadable or in another format."""
+def _read(path: Path) -> dict[str, Placement]:
+    """The answers in a file; empty if it is unreadable."""
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-        if raw["format"] != FORMAT:
-            return {}
-        answers = {
-            str(key): ModelOutcome(value[0], str(value[1]), value[2], cached=True)
-            for key, value in raw["answers"].items()
-        }
-    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
+        return ANSWERS.validate_json(path.read_bytes())
+    except (OSError, ValueError):
         return {}
-    known = (get_args(Outcome), get_args(ReplacedBy))
-    return {key: each for key, each in answers.items() if each.outcome in known[0] and each.replaced_by in known[1]}
 
 
 def cache_for(resolution: Resolution, environment: Mapping[str, str] | None = None) -> Cache:

@@ -36,7 +36,7 @@ MOST_NAMED = 4
 MOST_BYTES = 64 << 20
 """Maximum bytes of weights in an experiment."""
 BRANCH = "If"
-CONDITION, COUNT = f"{AUXILIARY}_condition", f"{AUXILIARY}_count"
+CONDITION, COUNT, GOES_ON = (f"{AUXILIARY}_{name}" for name in ("condition", "count", "goes_on"))
 HOLDING = frozenset({BRANCH, "Loop", "Scan", "SequenceMap"})
 IN = {False: "the subgraph of a Loop", True: "the branch of an If"}
 WITH = {False: "an Identity, both in the subgraph of a Loop,", True: "a node like it in the other branch of an If"}
@@ -57,7 +57,11 @@ def neighbourhoods(graph: Graph, name: str, *, inside: bool = False) -> Iterator
     """
     nodes = {node.name: node for node in graph.proto.graph.node if node.name}
     if name not in nodes:
-        yield from _with_holder(graph, nodes.values(), name)
+        own = graph.find(name)
+        holder = holder_of(graph, own)
+        model = _model(graph, [holder.name], own.name) if holder is not None and own is not None else None
+        if holder is not None and model is not None and zeros_needed([model]) <= MOST_BYTES:
+            yield f"{holder.name} ({holder.op_type}), whose subgraph contains it,", model
         return
     adjacent = _edges(nodes)[name]
     groups = [{name, other} for other in list(adjacent)[:MOST_SINGLE]]
@@ -95,16 +99,6 @@ def _keep_inside(part: onnx.GraphProto, graph: Graph) -> None:
             part.node.append(onnx.helper.make_node("Neg", [inner], [name], name=f"{AUXILIARY}_out{number}"))
             part.value_info.add(name=inner, type=port.type)
             port.name = name
-
-
-def _with_holder(graph: Graph, nodes: Iterable[onnx.NodeProto], name: str) -> Iterator[tuple[str, onnx.ModelProto]]:
-    """The main graph's node that contains a node, with all its subgraphs; none if too large."""
-    found = graph.find(name)
-    for holder in nodes if found is not None else ():
-        if any(inner is found for body in subgraphs_of(holder) for inner in all_nodes(body)):
-            model = _model(graph, [holder.name], found.name if found is not None else name)
-            if model is not None and zeros_needed([model]) <= MOST_BYTES:
-                yield f"{holder.name} ({holder.op_type}), whose subgraph contains it,", model
 
 
 def _edges(nodes: Mapping[str, onnx.NodeProto]) -> dict[str, dict[str, None]]:
@@ -153,7 +147,7 @@ def quantised_groups(graph: Graph, name: str) -> Iterator[tuple[Substitution, on
         for old, members in users.items()
     }
     found = [
-        (Substitution(_name(new), _name(old), f"in {named[old]}"), old, new)
+        (_retyping(old, new, named[old]), old, new)
         for old in QUANTISED
         if set(users.get(old, ())) - {name}
         for new in QUANTISED
@@ -163,16 +157,17 @@ def quantised_groups(graph: Graph, name: str) -> Iterator[tuple[Substitution, on
         yield substitution, _retyped(model, old, new)
 
 
+def _retyping(old: int, new: int, members: str) -> Substitution:
+    """`uint8 in place of int8 in q (QuantizeLinear)`."""
+    return Substitution(dtypes.dtype_numbered(new).name, dtypes.dtype_numbered(old).name, f"in {members}")
+
+
 def _group(nodes: Mapping[str, onnx.NodeProto], name: str) -> list[str]:
     """The quantised group of a node, in graph order; empty if it is in none."""
     adjacent = _edges(nodes)
     centre = next((each for each in (name, *adjacent[name]) if nodes[each].op_type not in QUANTISING), "")
     around = {each for each in adjacent.get(centre, ()) if nodes[each].op_type in QUANTISING}
     return [each for each in nodes if each in {centre, *around}] if name in {centre, *around} and around else []
-
-
-def _name(element: int) -> str:
-    return dtypes.dtype_numbered(element).name
 
 
 def _quantised_tensor(node: onnx.NodeProto) -> str:
@@ -202,12 +197,14 @@ def _retyped(model: onnx.ModelProto, old: int, new: int) -> onnx.ModelProto:
 # --- subgraphs ---
 
 
-def holder_of(graph: Graph, name: str) -> str:
-    """The operator of the main graph's node whose subgraph contains a node; empty if it is in the main graph."""
-    for holder in graph.proto.graph.node:
-        if any(inner.name == name for body in subgraphs_of(holder) for inner in all_nodes(body)):
-            return str(holder.op_type)
-    return ""
+def holder_of(graph: Graph, node: onnx.NodeProto | None) -> onnx.NodeProto | None:
+    """The main graph's node whose subgraph contains a node; None if it is in the main graph."""
+    holders = (
+        holder
+        for holder in graph.proto.graph.node
+        if any(inner is node for body in subgraphs_of(holder) for inner in all_nodes(body))
+    )
+    return next(holders, None) if node is not None else None
 
 
 def holder_in_run(index: SessionIndex, graph: Graph, name: str) -> str:
@@ -216,10 +213,14 @@ def holder_in_run(index: SessionIndex, graph: Graph, name: str) -> str:
     A node only in a subgraph of the file is listed under another name. A node without a name is placed with the node
     that it belongs to. A SequenceMap becomes a Loop.
     """
-    if name in index.subgraph_nodes and name in index.assignments:
-        return holder_of(graph, name)
-    owners = index.possible_functions.get(name, ()) if name in index.assignments and name not in index.present else ()
-    found = (holder_of(graph, owner) or index.exported_op(owner) for owner in owners)
+    if name not in index.assignments:
+        return ""
+    if name in index.subgraph_nodes:
+        holder = holder_of(graph, graph.nodes.get(name))
+        return holder.op_type if holder is not None else ""
+    owners = index.possible_functions.get(name, ()) if name not in index.present else ()
+    holders = [(owner, holder_of(graph, graph.nodes.get(owner))) for owner in owners]
+    found = (holder.op_type if holder is not None else index.exported_op(owner) for owner, holder in holders)
     return next((op for op in found if op in HOLDING), "")
 
 
@@ -232,31 +233,28 @@ def holder_models(variant: Variant, op_type: str, *, unchanged: bool) -> tuple[s
     graph.input.add(name=CONDITION, type=tensor_type(BOOL, ()))
     outputs = [port.name for port in alone.output]
     body = onnx.GraphProto(name=f"{NODE}_body", node=alone.node)
+    inputs, attributes = [CONDITION], {"then_branch": body}
     if branch:
-        other = onnx.GraphProto(name=f"{AUXILIARY}_body")
-        duplicate = deepcopy(alone.node[0])
-        duplicate.name = f"{AUXILIARY}1"
-        duplicate.output[:] = [f"{AUXILIARY}_{name}" if name else "" for name in duplicate.output]
-        other.node.append(duplicate)
+        other = onnx.GraphProto(name=f"{AUXILIARY}_body", node=alone.node)
+        other.node[0].name = f"{AUXILIARY}1"
+        other.node[0].output[:] = [f"{AUXILIARY}_{name}" if name else "" for name in alone.node[0].output]
         for name in outputs:
-            body.output.add(name=name)
             other.output.add(name=f"{AUXILIARY}_{name}")
-        inputs, attributes = [CONDITION], {"then_branch": body, "else_branch": other}
+        attributes["else_branch"] = other
     else:
-        goes_on, count = f"{AUXILIARY}_goes_on", f"{AUXILIARY}_i"
+        again, count = f"{AUXILIARY}_again", f"{AUXILIARY}_i"
         graph.input.add(name=COUNT, type=tensor_type(INT64, ()))
         body.input.add(name=count, type=tensor_type(INT64, ()))
-        body.input.add(name=goes_on, type=tensor_type(BOOL, ()))
-        again = onnx.helper.make_node("Identity", [goes_on], [f"{goes_on}_again"], name=f"{AUXILIARY}1")
-        body.node.append(again)
-        body.output.add(name=f"{goes_on}_again", type=tensor_type(BOOL, ()))
-        for name in outputs:
-            body.output.add(name=name)
+        body.input.add(name=GOES_ON, type=tensor_type(BOOL, ()))
+        body.node.append(onnx.helper.make_node("Identity", [GOES_ON], [again], name=f"{AUXILIARY}1"))
+        body.output.add(name=again, type=tensor_type(BOOL, ()))
         inputs, attributes = [COUNT, CONDITION], {"body": body}
-    made = [f"{NODE}_{name}" for name in outputs]
-    kind = BRANCH if branch else "Loop"
-    graph.node.append(onnx.helper.make_node(kind, inputs, made, name=f"{AUXILIARY}0", **attributes))
-    for name in made:
-        graph.output.add(name=name)
+    for name in outputs:
+        body.output.add(name=name)
+        graph.output.add(name=f"{NODE}_{name}")
+    made = [port.name for port in graph.output]
+    graph.node.append(
+        onnx.helper.make_node(BRANCH if branch else "Loop", inputs, made, name=f"{AUXILIARY}0", **attributes)
+    )
     model = finish(graph, variant.opsets, variant.ir_version, variant.functions)
     return (WITH if unchanged else IN)[branch], model

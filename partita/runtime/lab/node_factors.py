@@ -6,15 +6,16 @@ are int64_vocabulary and string_vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from partita import dtypes
 from partita.observations.facts import Substitution
-from partita.runtime.lab.change import Change, Variation, cast, operator_of, optional_outputs, variations
-from partita.runtime.lab.forms import plainest_forms
+from partita.runtime.lab.change import Change, cast, operator_of
+from partita.runtime.lab.forms import plainest_forms, value_text
 from partita.runtime.lab.schema import TYPE_ATTRIBUTES, Operator
 from partita.runtime.lab.variant import ExperimentInput, Variant
 from partita.runtime.place.tensor_types import element_of, rank_of
@@ -39,104 +40,64 @@ Attributes = dict[str, "onnx.AttributeProto | None"]
 """Replacement attributes by name; None: omitted."""
 
 
-def other_types(variant: Variant) -> Iterator[Variation]:
-    """Each element type of the inputs replaced by another, if the operator allows it."""
+def other_types(variant: Variant) -> Iterator[Change]:
+    """Each element type of the inputs replaced by another, if the operator allows it; then attributes that set an
+    output's type, and both.
+    """
     operator = operator_of(variant)
+    typed = [
+        (name, old, new, changed)
+        for attribute in variant.node.attribute
+        for name, old, new, changed in _in_other_types(attribute, operator)
+    ]
     for old in dict.fromkeys(element_of(feed.kind) for feed in variant.feeds):
         if old is not None:
-            found = (
-                variation
-                for new in _candidates(old)
-                if (elements := _in_new_type(variant, operator, variant.feeds, old, new))
-                for change in _with_attributes(variant, operator, Change(elements=elements), old, new)
-                for variation in variations(variant, "type", change, substitution=_types(old, new))
-            )
-            yield from islice(found, MOST_TYPES)
-    yield from _other_output_types(variant)
-    yield from _other_attribute_types(variant, operator)
-    yield from _one_variable(variant, operator)
-    yield from _both_types(variant, operator)
+            yield from islice(_other_input_types(variant, operator, old, typed), MOST_TYPES)
+    chosen = [attribute for attribute in variant.node.attribute if _type_of(attribute)]
+    for attribute in chosen:
+        old = _type_of(attribute)
+        for new in _candidates(old)[:MOST_TYPES]:
+            changed: Attributes = {attribute.name: _attribute_in(attribute, new)}
+            yield Change(substitution=_types(old, new, f"as {attribute.name}"), attributes=changed)
+    for name, old, new, changed in typed:
+        yield Change(substitution=_types(old, new, f"as {name.removesuffix('[]')}"), attributes=changed)
+    for attribute in chosen:
+        if attribute.name in TYPE_ATTRIBUTES:
+            yield from _both_types(variant, operator, attribute)
 
 
-def _with_attributes(
-    variant: Variant, operator: Operator | None, change: Change, old: int, new: int
+def _other_input_types(
+    variant: Variant, operator: Operator | None, old: int, typed: Sequence[tuple[str, int, int, Attributes]]
 ) -> Iterator[Change]:
-    """A change of the inputs' type with all attributes of that type, then with each alone."""
-    moved = [
-        changed
-        for attribute in variant.node.attribute
-        for _, own, other, changed in _in_other_types(attribute, operator)
-        if (own, other) == (old, new)
-    ]
-    everything: Attributes = {name: entry for changed in moved for name, entry in changed.items()}
-    yield change | Change(attributes=everything)
-    if len(moved) > 1:
-        yield from (change | Change(attributes=changed) for changed in moved)
+    """All inputs of one type, and the attributes of that type, in another type."""
+    for new in _candidates(old):
+        elements = _in_new_type(variant, operator, variant.feeds, old, new)
+        if elements:
+            moved = [changed for _, *pair, changed in typed if pair == [old, new]]
+            attributes: Attributes = {name: entry for changed in moved for name, entry in changed.items()}
+            yield Change(substitution=_types(old, new), elements=elements, attributes=attributes)
 
 
-def _other_attribute_types(variant: Variant, operator: Operator | None) -> Iterator[Variation]:
-    """Each attribute with one name per type, in another type, which may set an output's type."""
-    for attribute in variant.node.attribute:
-        for name, old, new, changed in _in_other_types(attribute, operator):
-            substitution = _types(old, new, f"as {name.removesuffix('[]')}")
-            yield from variations(variant, "type", Change(attributes=changed), substitution=substitution)
-
-
-def _both_types(variant: Variant, operator: Operator | None) -> Iterator[Variation]:
+def _both_types(variant: Variant, operator: Operator | None, chosen: onnx.AttributeProto) -> Iterator[Change]:
     """Input type and attribute type changed together, e.g. a Cast between two other types."""
-    chosen = next((entry for entry in variant.node.attribute if entry.name in TYPE_ATTRIBUTES and entry.i), None)
-    old = next((number for feed in variant.feeds if (number := element_of(feed.kind)) is not None), None)
-    if chosen is None or old is None:
-        return
-    for new, made in PAIRS:
+    old = next((number for feed in variant.feeds if (number := element_of(feed.kind)) is not None), 0)
+    for new, made in PAIRS if old else ():
         elements = _in_new_type(variant, operator, variant.feeds, old, new) if new != old else {}
         if elements and made != chosen.i:
-            substitution = Substitution(
-                f"{_type_name(new)} to {_type_name(made)}", f"{_type_name(old)} to {_type_name(chosen.i)}"
+            now, before = (
+                " to ".join(dtypes.dtype_numbered(number).name for number in pair)
+                for pair in ((new, made), (old, chosen.i))
             )
-            change = Change(elements=elements, attributes={chosen.name: _attribute_in(chosen, made)})
-            yield from variations(variant, "type", change, substitution=substitution)
+            changed: Attributes = {chosen.name: _attribute_in(chosen, made)}
+            yield Change(substitution=Substitution(now, before), elements=elements, attributes=changed)
 
 
-def _one_variable(variant: Variant, operator: Operator | None) -> Iterator[Variation]:
-    """One type variable changed, if several have the same type."""
-    if operator is None:
-        return
-    groups: dict[str, list[ExperimentInput]] = {}
-    for position, name in enumerate(variant.node.input):
-        slot, feed = operator.input(position), variant.feed(name)
-        if slot is not None and feed is not None and len(slot.types) > 1:
-            groups.setdefault(slot.variable, []).append(feed)
-    if len(groups) < 2:
-        return
-    for feeds in groups.values():
-        old = element_of(feeds[0].kind)
-        shared = sum(element_of(others[0].kind) == old for others in groups.values())
-        if old is None or shared < 2:
-            continue
-        names = {feed.name for feed in feeds}
-        slots = [operator.input(position) for position, name in enumerate(variant.node.input) if name in names]
-        where = f"in {' and '.join(dict.fromkeys(slot.name for slot in slots if slot is not None))}"
-        for new in _candidates(old)[:MOST_TYPES]:
-            elements = _in_new_type(variant, operator, feeds, old, new)
-            if elements:
-                yield from variations(
-                    variant, "type", Change(elements=elements), substitution=_types(old, new, where, partly=True)
-                )
-
-
-def _other_output_types(variant: Variant) -> Iterator[Variation]:
-    """Another element type in an attribute that sets an output's type."""
-    for attribute in variant.node.attribute:
-        if attribute.name in TYPE_ATTRIBUTES and attribute.i:
-            old = attribute.i
-        elif attribute.name in VALUE_ATTRIBUTES and attribute.HasField("t") and not attribute.t.external_data:
-            old = attribute.t.data_type
-        else:
-            continue
-        for new in _candidates(old)[:MOST_TYPES]:
-            change = Change(attributes={attribute.name: _attribute_in(attribute, new)})
-            yield from variations(variant, "type", change, substitution=_types(old, new, f"as {attribute.name}"))
+def _type_of(attribute: onnx.AttributeProto) -> int:
+    """The element type that an attribute sets for an output; 0 for other attributes."""
+    if attribute.name in TYPE_ATTRIBUTES:
+        return int(attribute.i)
+    is_value = attribute.name in VALUE_ATTRIBUTES and attribute.HasField("t") and not attribute.t.external_data
+    return int(attribute.t.data_type) if is_value else 0
 
 
 def _attribute_in(attribute: onnx.AttributeProto, new: int) -> onnx.AttributeProto:
@@ -177,14 +138,9 @@ def _allows(variant: Variant, operator: Operator | None, name: str, new: int) ->
     return bool(places) and all(slot is not None and new in slot.elements for slot in slots)
 
 
-def _types(old: int, new: int, where: str = "", *, partly: bool = False) -> Substitution:
+def _types(old: int, new: int, where: str = "") -> Substitution:
     """`float32 in place of int64`."""
-    return Substitution(_type_name(new), _type_name(old), where, partly)
-
-
-def _type_name(element: int) -> str:
-    """The name of an element type, e.g. float32."""
-    return dtypes.dtype_numbered(element).name
+    return Substitution(dtypes.dtype_numbered(new).name, dtypes.dtype_numbered(old).name, where)
 
 
 # --- attributes with one name per type ------------------------------------------------------------
@@ -237,72 +193,56 @@ def _values_in(values: list[Any], new: int) -> list[Any]:
 
 SIMPLE = frozenset({"int", "string", "ints"})
 """Attribute kinds whose values are varied."""
+MOST_SHOWN = 8
+"""Maximum number of values of one attribute in a text."""
 MOST_VALUES = 8
 """Maximum number of other values per node."""
 
 
-def other_attributes(variant: Variant) -> Iterator[Variation]:
-    """Every attribute change."""
-    yield from _without_each(variant)
-    yield from _other_values(variant)
-
-
-def _without_each(variant: Variant) -> Iterator[Variation]:
-    """Each optional attribute omitted; also without the optional outputs that it may have required."""
+def other_attributes(variant: Variant) -> Iterator[Change]:
+    """Each optional attribute omitted, also without optional outputs that it may have required; then other values."""
     operator = operator_of(variant)
+    fewer = frozenset(operator.optional_outputs(variant.node) if operator is not None else ())
     for attribute in variant.node.attribute:
-        if may_omit(attribute, operator):
-            words, change = attribute_text(attribute), Change(attributes={attribute.name: None})
-            yield from variations(variant, "attribute", change, words, removes=True)
-            fewer = optional_outputs(variant, operator)
+        if _may_omit(attribute, operator):
+            change = Change(_attribute_text(attribute), removes=True, attributes={attribute.name: None})
+            yield change
             if fewer:
-                both = change | Change(omitted_outputs=frozenset(fewer))
-                yield from variations(variant, "attribute", both, f"{words} and its optional outputs", removes=True)
+                yield replace(change, words=f"{change.words} and its optional outputs", omitted_outputs=fewer)
+    if operator is not None:
+        yield from islice(_other_values(variant, operator), MOST_VALUES)
 
 
-def _other_values(variant: Variant) -> Iterator[Variation]:
+def _other_values(variant: Variant, operator: Operator) -> Iterator[Change]:
     """Attributes with other values: those of the operator's examples, the default, 1 for 0, 0 for 1."""
     import onnx
 
-    operator = operator_of(variant)
-    if operator is None:
-        return
     given = {
         attribute.name: onnx.helper.get_attribute_value(attribute)
         for attribute in variant.node.attribute
-        if (known := operator.attributes.get(attribute.name)) is not None
-        and known.kind in SIMPLE
+        if attribute.name in operator.attributes
+        and operator.attributes[attribute.name].kind in SIMPLE
         and attribute.type
         and not attribute.ref_attr_name
     }
-    left = MOST_VALUES
     for name, entry in operator.attributes.items():
         if name in TYPE_ATTRIBUTES or entry.kind not in SIMPLE:
             continue
-        default = _default(entry.default)
-        now = _hashable(given.get(name, default))
+        default = _hashable(_default(entry.default))
+        now = _hashable(given[name]) if name in given else default
         values = [_hashable(form.attributes[name]) for form in plainest_forms(operator) if name in form.attributes]
         # An attribute is a switch if 0 is known to be legal for it.
         switch = entry.kind == "int" and now in (0, 1) and 0 in (now, default, *values)
-        others = [default, *values, *([1 - now] if switch else [])]
-        for value in dict.fromkeys(_hashable(other) for other in others):
+        for value in dict.fromkeys((default, *values, *((1 - now,) if switch else ()))):
             # The default is covered by omitting the attribute.
-            if value is None or value == now or (value == _hashable(default) and name in given):
+            if value is None or value == now or (value == default and name in given):
                 continue
             if name == "axis" and not _is_axis(variant, value):
                 continue
-            if not left:
-                return
-            left -= 1
             kind = getattr(onnx.AttributeProto, entry.kind.upper())  # a list may be empty
             made = onnx.helper.make_attribute(name, list(value) if isinstance(value, tuple) else value, attr_type=kind)
-            before = f"{name}={_plain_text(now)}" if now is not None else f"{name} omitted"
-            yield from variations(
-                variant,
-                "attribute",
-                Change(attributes={name: made}),
-                substitution=Substitution(f"{name}={_plain_text(value)}", before),
-            )
+            before = f"{name}={value_text(now)}" if now is not None else f"{name} omitted"
+            yield Change(substitution=Substitution(f"{name}={value_text(value)}", before), attributes={name: made})
 
 
 def _is_axis(variant: Variant, value: Any) -> bool:
@@ -323,15 +263,11 @@ def _hashable(value: Any) -> Any:
     """An attribute value as a hashable Python value."""
     if isinstance(value, bytes):
         return value.decode("utf-8", errors="replace")
-    return tuple(map(_hashable, value)) if isinstance(value, list | tuple) else value
+    several = isinstance(value, Iterable) and not isinstance(value, str)
+    return tuple(map(_hashable, value)) if several else value
 
 
-def _plain_text(value: Any) -> str:
-    """An attribute value as text."""
-    return f"[{','.join(map(_plain_text, value))}]" if isinstance(value, tuple) else str(value)
-
-
-def may_omit(attribute: onnx.AttributeProto, operator: Operator | None) -> bool:
+def _may_omit(attribute: onnx.AttributeProto, operator: Operator | None) -> bool:
     """Whether an attribute is optional and differs from its default."""
     if (
         operator is None
@@ -343,18 +279,13 @@ def may_omit(attribute: onnx.AttributeProto, operator: Operator | None) -> bool:
     return bool(entry.default != attribute.SerializeToString())
 
 
-def attribute_text(attribute: onnx.AttributeProto) -> str:
+def _attribute_text(attribute: onnx.AttributeProto) -> str:
     """An attribute with its value, as text."""
     import onnx
 
     value = _hashable(onnx.helper.get_attribute_value(attribute))
-    if isinstance(value, float):
-        text = f"{value:g}"
-    elif isinstance(value, int | str):
-        text = str(value)
-    else:
-        try:
-            text = f"[{','.join(map(str, map(_hashable, value)))}]" if len(value) <= 8 else f"{len(value)} values"
-        except TypeError:
-            text = "(a tensor or graph)"
-    return f"{attribute.name}={text}"
+    if not isinstance(value, int | float | str | tuple):
+        return f"{attribute.name}=(a tensor or graph)"
+    if isinstance(value, tuple) and len(value) > MOST_SHOWN:
+        return f"{attribute.name}={len(value)} values"
+    return f"{attribute.name}={value_text(value)}"

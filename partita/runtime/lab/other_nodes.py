@@ -49,7 +49,7 @@ def other_nodes(variant: Variant, *, failed: bool, compiles: bool) -> Iterator[t
     for typed in _typed_forms(operator, own):
         model = variant_model(typed.build(), auxiliary=compiles)
         if compiles and len(model.graph.node) == 1:
-            model.graph.output.add(name=add_detached(model.graph))
+            add_detached(model.graph)
         if (key := fingerprint(model)) not in known:
             known.add(key)
             types = _all_types(typed)

@@ -6,27 +6,26 @@ dry run, it runs on the CPU provider instead and is compared with the unchanged 
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import re
 import tempfile
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from partita import dtypes
-from partita.observations.facts import Outcome
+from partita.observations.facts import FAILED, Outcome
 from partita.observations.log_pattern import LogPattern
 from partita.observations.names import CPU, INLINED
+from partita.observations.native_text import FULL
 from partita.providers.cuda_dry_run.devices import PREFIX
 from partita.providers.cuda_dry_run.stub_build import BUILD_VARIABLE, ensure_child
 from partita.providers.resolve import Resolution, known_providers
-from partita.runtime.lab.variant import AUXILIARY, NODE, ORIGINAL, RUN, TIMED, ZEROS
+from partita.runtime.lab.variant import AUXILIARY, NODE, RUN, TIMED, ZEROS
 
 if TYPE_CHECKING:
     from partita.runtime.ort.session import NativeFailureError, Session
@@ -53,11 +52,8 @@ CASTS = (
 AS_FUNCTION = "only as the nodes of its function"
 NO_NODE_LEFT = "folded before the run: no node of it remains"
 NOT_CLAIMED = "it is not among the nodes that the provider supports"
-TOLERANCE = 1e-3
-"""Relative and absolute tolerance; half precision is accurate to 1e-3."""
-
-
-ReplacedBy = Literal["", "function", "nothing", "casts"]
+FLOATS = frozenset({"tensor(float)", "tensor(float16)", "tensor(double)"})
+"""Types of inputs that may be ones; integers may be positions or sizes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +63,31 @@ class Placement:
     outcome: Outcome
     message: str = ""
     """A line of the log or an error; for a supported node, its replacement by ONNX Runtime."""
-    replaced_by: ReplacedBy = ""
+    replaced_by: Literal["", "function", "nothing", "casts"] = ""
     """Nodes in place of a supported node: those of its function, none, or (CPU) a node of another type between
     casts."""
     seconds: float | None = None
     """The fastest of several runs on ones; None if it was not timed."""
+    cached: bool = False
+    was_killed: bool = False
+    """The process was ended by SIGKILL, e.g. for lack of memory."""
+
+    @property
+    def function_inlined(self) -> bool:
+        """Whether it is supported as the expanded function of the operator, not as the operator."""
+        return self.replaced_by == "function"
+
+    @property
+    def is_supported(self) -> bool:
+        """Whether the unchanged node is supported."""
+        return self.outcome == "supported" and not self.function_inlined
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether the answer does not depend on the load of the machine."""
+        if self.outcome == "timed_out" or self.was_killed or self.seconds is not None:
+            return False
+        return self.outcome not in FAILED or not FULL.search(self.message)
 
 
 class State:
@@ -116,7 +132,6 @@ def _place() -> Path:
 
 def _measure(model: bytes, resolution: Resolution, one_node: bool) -> Placement:
     """Open the model, find the node, and run it if requested."""
-    from partita.runtime.ort.errors import one_line
     from partita.runtime.ort.session import NativeFailureError, open_native
     from partita.runtime.ort.session_options import Opening
 
@@ -133,25 +148,19 @@ def _measure(model: bytes, resolution: Resolution, one_node: bool) -> Placement:
         found = opened_placement(session, resolution) if one_node else _in_session(session, resolution)
         if found.outcome != "supported":
             return found
-        if any(name.startswith(PREFIX) for name in os.environ):
-            original = session.metadata(ORIGINAL)
-            return _compare(model, json.loads(original)) if original and not found.message else found
-        if run_failure := session.failure_of_run(RUN):
-            return Placement("failed", f"it is assigned the node, but the run fails: {one_line(run_failure)}")
-        return replace(found, seconds=session.seconds_of_run(RUN)) if session.metadata(TIMED) else found
+        return _run(session, found, model)
     finally:
         session.close()
 
 
 def _legal_on_cpu(model: bytes) -> bool:
     """Whether ONNX Runtime accepts the model without the provider, even without a kernel for it."""
-    from partita.runtime.ort.session import NativeFailureError, open_native
-    from partita.runtime.ort.session_options import Opening
+    from partita.runtime.ort.session import NativeFailureError
 
-    cpu = Resolution(known_providers()["cpu"], "active")
     try:
-        open_native(_place(), [cpu], Opening(threads=1, optimise=False, model=model, scratch=_place().parent)).close()
+        _open_on_cpu(model).close()
     except NativeFailureError as failure:
+        cpu = Resolution(known_providers()["cpu"], "active")
         return failed_placement(failure, cpu, one_node=True, legal=lambda: False).outcome != "invalid"
     return True
 
@@ -279,62 +288,53 @@ def _reason_in(log: Sequence[str], patterns: Sequence[LogPattern]) -> str:
     return plain_text(head["text"] if head else line)
 
 
-# --- dry runs: the changed node on the CPU provider, compared with the unchanged node -------------------------------
+# --- runs of a changed node ----------------------------------------------------------------------------------------
 
 
-def _compare(model: bytes, request: Mapping[str, Any]) -> Placement:
-    """The outcome of a changed node in a dry run.
-
-    Invalid if the CPU provider cannot run it, or if its result differs although only the opset or the form of its
-    inputs changed; otherwise its placement.
-    """
+def _run(session: Session, found: Placement, model: bytes) -> Placement:
+    """The outcome of a supported node after a run with floats of known sizes; in a dry run, on the CPU provider."""
     from partita.runtime.ort.errors import one_line
 
-    sizes = request["sizes"]
-    if sizes is None:
-        return Placement("placed")
-    before, _ = _run_on_cpu(base64.b64decode(request["model"]), sizes)
-    after, failure = _run_on_cpu(model, sizes)
-    if after is None:
-        if failure and (before is not None or request["floats"]):
+    sizes = json.loads(session.metadata(RUN) or "{}")
+    floats = all(port.type in FLOATS for port in session.inputs)
+    if session.metadata(RUN) and not found.message and any(name.startswith(PREFIX) for name in os.environ):
+        ran, failure = _run_on_cpu(model, sizes) if sizes is not None else (False, "")
+        if failure and floats:
             return Placement("invalid", f"the CPU provider cannot run the changed node: {one_line(failure)}")
-        return Placement("placed")
-    if request["same_values"] and before is None:
-        return Placement("placed")
-    if request["same_values"] and before is not None and not _close(before, after):
-        return Placement("invalid", "the changed node and the unchanged node compute different results")
-    return Placement("supported")
+        return found if ran else Placement("placed")
+    if not sizes or not floats:
+        return found
+    if run_failure := session.failure_of_run(RUN):
+        return Placement("failed", f"it is assigned the node, but the run fails: {one_line(run_failure)}")
+    return replace(found, seconds=session.seconds_of_run(RUN)) if session.metadata(TIMED) else found
 
 
-def _run_on_cpu(model: bytes, sizes: Mapping[str, Sequence[int]]) -> tuple[list[Any] | None, str]:
-    """Outputs of a model; or None, and the error of the run (empty: no kernel)."""
+def _run_on_cpu(model: bytes, sizes: Mapping[str, Sequence[int]]) -> tuple[bool, str]:
+    """Whether the CPU provider runs a model on ones or integer zeros, and the error (empty: no kernel or feed)."""
     from partita.runtime.ort.errors import lacks_kernel
-    from partita.runtime.ort.session import NativeFailureError, open_native
-    from partita.runtime.ort.session_options import Opening
+    from partita.runtime.ort.session import NativeFailureError
 
     try:
-        cpu = Resolution(known_providers()["cpu"], "active")
-        session = open_native(_place(), [cpu], Opening(threads=1, optimise=False, model=model, scratch=_place().parent))
+        session = _open_on_cpu(model)
     except NativeFailureError as failure:
-        return None, "" if lacks_kernel(failure.error) else str(failure)
+        return False, "" if lacks_kernel(failure.error) else str(failure)
     try:
         feeds = {}
         for port in session.inputs:
             kind = dtypes.find(port.type.removeprefix("tensor(").removesuffix(")"))
             if kind is None or kind.name not in np.sctypeDict:
-                return None, ""
-            shape = sizes.get(port.name, (1,))
-            values = np.random.default_rng(zlib.crc32(port.name.encode())).uniform(0.25, 1, shape)
-            feeds[port.name] = (values if "float" in kind.name else np.zeros(shape)).astype(kind.name)
-        return session.run_once(feeds)
+                return False, ""
+            feeds[port.name] = np.full(sizes.get(port.name, (1,)), "float" in kind.name, kind.name)
+        message = session.run_once(feeds)[1]
+        return not message, message
     finally:
         session.close()
 
 
-def _close(before: Sequence[Any], after: Sequence[Any]) -> bool:
-    """Whether outputs have equal shapes and close values, as far as both nodes have them."""
-    return all(
-        first.shape == second.shape
-        and (first.dtype.kind not in "fiub" or np.allclose(first, second, TOLERANCE, TOLERANCE, equal_nan=True))
-        for first, second in zip(before, after, strict=False)
-    )
+def _open_on_cpu(model: bytes) -> Session:
+    """A session of a model on the CPU provider. Raises NativeFailureError."""
+    from partita.runtime.ort.session import open_native
+    from partita.runtime.ort.session_options import Opening
+
+    opening = Opening(threads=1, optimise=False, model=model, scratch=_place().parent)
+    return open_native(_place(), [Resolution(known_providers()["cpu"], "active")], opening)

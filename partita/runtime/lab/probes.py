@@ -23,13 +23,13 @@ from partita.remedies import Remedy, any_of
 from partita.runtime.chain.advice import export_again
 from partita.runtime.chain.open_chain import ChainError, chain_entry, not_all_on
 from partita.runtime.lab.bisection import Search, find_rejected
-from partita.runtime.lab.exploration import Subject, explore, explore_surroundings, given_options, one_of_each_first
+from partita.runtime.lab.exploration import Subject, explore, explore_surroundings, given_options
 from partita.runtime.lab.functions import Functions
 from partita.runtime.lab.graph import CannotProbeError, Graph, cut_graph
 from partita.runtime.lab.laboratory import Cache, Lab, cache_for
 from partita.runtime.lab.neighbours import holder_in_run
 from partita.runtime.lab.slow_kernels import time_slow_kernels
-from partita.runtime.lab.variant import fingerprint, identity, node_variant, part_model, variant_model
+from partita.runtime.lab.variant import fingerprint, node_variant, part_model, variant_model
 from partita.runtime.ort.errors import NoKernelError, NotOpenedError
 from partita.runtime.place.model_file import all_nodes, subgraphs_of
 from partita.runtime.place.onnx_model import OnnxModel
@@ -48,19 +48,6 @@ WITHOUT_SWITCH = Remedy("remove {switch}; without it the provider opens this gra
 REJECTED_REMEDY = Remedy("change the part that fails, or use another provider; this provider opens other graphs")
 OPENS_WHEN_FIXED = "the provider opens the graph with all shapes static; unchanged, it fails"
 CRASHED_LATER = "in an experiment the provider opened the graph, so it crashes later, in a run or at exit"
-NOTHING_RUN = SessionFacts(
-    file="",
-    phases=("run",),
-    graph=(),
-    plan=None,
-    assigned=None,
-    events=(),
-    runs=(),
-    log=(),
-    registered=(),
-    ports=(),
-    load_seconds=0.0,
-)
 MOST_NAMED = 5
 MOST_INSIDE = 40
 """Maximum number of subgraph nodes of a rejected part to test."""
@@ -146,7 +133,7 @@ def notes_on_gaps(sessions: Iterable[SessionFacts]) -> Iterator[str]:
 
 def probe_refusal(error: ChainError, model: OnnxModel, sizes: Sizes, seconds: float) -> ProviderError:
     """The error with the experiments' results: the reason of each node, or the part on which the provider fails."""
-    facts = error.facts or replace(NOTHING_RUN, file=model.path.name, graph=model.nodes)
+    facts = error.facts or SessionFacts(model.path.name, ("run",), model.nodes)
     models, shapes = {facts.file: model}, {facts.file: sizes}
     (session,), chain, _ = _probe_sessions((facts,), error.chain, models, shapes, seconds)
     if error.facts is not None:
@@ -243,7 +230,7 @@ def _probe_nodes(
     lab: Lab,
 ) -> Sessions:
     """Experiments on `preferred` with every unexplained node that is on a later provider of `chain`."""
-    subjects: dict[tuple[object, ...], Subject] = {}
+    subjects: list[Subject] = []
     found: list[dict[str, NodeProbe]] = [{} for _ in sessions]
     graphs: dict[int, Graph] = {}
     holders: dict[tuple[int, str], str] = {}
@@ -262,17 +249,17 @@ def _probe_nodes(
                     variant = functions.variant(index.possible_functions[name], index.op_type(name), ran)
                 else:
                     variant = node_variant(graph, name)
-                key = identity(variant)
             except CannotProbeError as error:
                 found[number][name] = NodeProbe(name, (), str(error))
                 continue
-            subjects.setdefault(key, Subject(variant, [])).nodes.append((number, name))
+            if (subject := next((each for each in subjects if each.variant == variant), None)) is None:
+                subjects.append(subject := Subject(variant, []))
+            subject.nodes.append((number, name))
             if holder := holder_in_run(index, graph, name):
                 holders[number, name] = holder
-    explore(one_of_each_first(subjects.values()), lab)
-    distinct = list(subjects.values())
-    explore_surroundings(distinct, graphs, holders, lab)
-    for subject in subjects.values():
+    explore(subjects, lab)
+    explore_surroundings(subjects, graphs, holders, lab)
+    for subject in subjects:
         for number, name in subject.nodes:
             found[number][name] = subject.probe(name, number)
     return tuple(
@@ -294,12 +281,11 @@ def _bisect(
     sessions: Sessions, failed: Resolution, models: Mapping[str, OnnxModel], sizes: Mapping[str, Sizes], lab: Lab
 ) -> tuple[Sessions, Resolution]:
     """The smallest part on which a provider fails that opens other graphs, and the state of that provider."""
-    found = []
-    graphs = []
+    found: list[SessionFacts] = []
+    remedies: list[Remedy] = []
     for session in sessions:
         if session.file in models:
             graph = _session_graph(session, models[session.file], sizes.get(session.file, {}))
-            graphs.append(graph)
             if not lab.starts():
                 return sessions, failed
             if _opens_when_fixed(graph, lab):
@@ -328,27 +314,24 @@ def _bisect(
                 few = each.nodes if len(each.nodes) <= FEW_NODES else ()
                 probes |= _probe_each(graph, (*few, *each.rejected_subgraph_nodes), lab)
             session = session.with_provider(failed.provider.ort_name, rejected=part, probes=probes)
+            remedies = [*remedies, *_without_a_switch(graph, lab)]
         found.append(session)
     if tuple(found) == sessions:
         return sessions, failed
-    remedy = next((out for graph in graphs if (out := _without_a_switch(graph, lab))), REJECTED_REMEDY)
-    rejected = replace(failed, reason="subgraph_rejected", remedy=remedy)
-    return tuple(found), rejected
+    remedy = any_of([*remedies[:1], REJECTED_REMEDY])
+    return tuple(found), replace(failed, reason="subgraph_rejected", remedy=remedy)
 
 
-def _without_a_switch(graph: Graph, lab: Lab) -> Remedy | None:
-    """The remedy to remove the option without which the provider opens the unchanged graph, if there is one."""
-    switches = [option for option in given_options(lab) if option.kind == "bool"]
-    for option in switches:
-        try:
-            model = part_model(graph, tuple(node.name for node in graph.proto.graph.node), fixed=False)
-        except CannotProbeError:
-            return None
-        (answer,) = lab.try_with(option.name, option.default, [model], one_node=False)
-        if answer is not None and answer.outcome == "supported":
-            message = f"{lab.resolution.provider.name}.{option.name}={lab.resolution.options[option.name]}"
-            return any_of([WITHOUT_SWITCH.filled(switch=message), REJECTED_REMEDY])
-    return None
+def _without_a_switch(graph: Graph, lab: Lab) -> Iterator[Remedy]:
+    """The remedies to remove one option without which the provider opens the unchanged graph."""
+    names = tuple(node.name for node in graph.proto.graph.node)
+    with contextlib.suppress(CannotProbeError):
+        for option in given_options(lab):
+            models = [part_model(graph, names, fixed=False)] if option.kind == "bool" else []
+            for answer in lab.try_with(option.name, option.default, models, one_node=False):
+                if answer is not None and answer.outcome == "supported":
+                    switch = f"{lab.resolution.provider.name}.{option.name}={lab.resolution.options[option.name]}"
+                    yield WITHOUT_SWITCH.filled(switch=switch)
 
 
 def _opens_when_fixed(graph: Graph, lab: Lab) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -33,11 +32,6 @@ TYPE_ATTRIBUTES = ("to", "dtype")
 """Attributes that only set the element type of an output."""
 OUTPUT_TYPES = (*TYPE_ATTRIBUTES, "output_dtype", "output_datatype")
 """Attributes that also change the computation."""
-RANK = re.compile(r"\b(\d)-?D\b", re.IGNORECASE)
-SHAPE = re.compile(
-    r"(?<!broadcastable to )\b(?P<rank>\d)-?D (?:tensor|input|feature map) (?:of|with) shape `?\((?P<sizes>[^)]*)\)",
-    re.IGNORECASE,
-)
 
 
 @dataclass(frozen=True)
@@ -50,8 +44,6 @@ class Slot:
     types: tuple[str, ...]
     optional: bool
     variadic: bool
-    rank: int | None = None
-    """The only rank in the description; None if it names none or several."""
 
     @cached_property
     def elements(self) -> frozenset[int]:
@@ -88,6 +80,11 @@ class Operator:
     def output(self, index: int) -> Slot | None:
         """The slot of the output at `index`; the last slot of a variadic operator repeats."""
         return _at(self.outputs, index)
+
+    def optional_outputs(self, node: onnx.NodeProto) -> dict[int, Slot]:
+        """Optional outputs that are present, by position."""
+        slots = zip(node.output, self.outputs, strict=False)
+        return {position: slot for position, (name, slot) in enumerate(slots) if name and slot.optional}
 
     @property
     def opset(self) -> int:
@@ -195,17 +192,7 @@ def _read_slot(entry: Any, allowed: Mapping[str, tuple[str, ...]]) -> Slot:
         allowed.get(variable, (variable,)),
         option == "optional",
         option == "variadic",
-        _only_rank(str(getattr(entry, "description", ""))),
     )
-
-
-def _only_rank(description: str) -> int | None:
-    """The rank in a description like `4-D tensor of shape (N, C, H, W)`."""
-    ranks, shape = set(RANK.findall(description)), SHAPE.search(description)
-    if shape is None or len(ranks) != 1:
-        return None
-    rank, sizes = int(shape["rank"]), [size for size in shape["sizes"].split(",") if size.strip()]
-    return rank if rank == len(sizes) else None
 
 
 def _last_word(value: Any) -> str:
@@ -299,46 +286,13 @@ class Port:
         return self.kind.startswith("tensor(")
 
 
-@dataclass(frozen=True, slots=True)
-class Example:
-    """One form of one operator."""
-
-    domain: str
-    name: str
-    since: int
-    """The version of the operator in the example."""
-    inputs: tuple[Port | None, ...]
-    """None for an omitted input."""
-    outputs: tuple[bool, ...]
-    attributes: Mapping[str, Any]
-    node: str
-    """The node in base64 if it has subgraphs or attributes that JSON cannot represent, else empty."""
-
-
 @cache
-def examples() -> Mapping[tuple[str, str], tuple[Example, ...]]:
-    """Every example, by domain and operator name, newest version first."""
-    found: dict[tuple[str, str], list[Example]] = {}
+def examples() -> Mapping[tuple[str, str], tuple[Mapping[str, Any], ...]]:
+    """Every example as in its file, by domain and operator name, newest version first."""
+    found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for name in EXAMPLES:
         for line in files("partita.runtime.lab").joinpath(name).read_text(encoding="utf-8").splitlines():
             if line and not line.startswith("#"):
-                example = read_example(json.loads(line))
-                found.setdefault((example.domain, example.name), []).append(example)
-    return {key: tuple(sorted(listed, key=lambda entry: -entry.since)) for key, listed in found.items()}
-
-
-def read_example(raw: Mapping[str, Any]) -> Example:
-    """An example from a line of the file."""
-    ports = [
-        port and Port(port["type"], tuple(port["shape"]), tuple(port["values"]) if "values" in port else None)
-        for port in raw["inputs"]
-    ]
-    return Example(
-        domain=raw["domain"],
-        name=raw["op"],
-        since=raw["since"],
-        inputs=tuple(ports),
-        outputs=tuple(map(bool, raw["outputs"])),
-        attributes=raw.get("attributes", {}),
-        node=raw.get("node", ""),
-    )
+                example = json.loads(line)
+                found.setdefault((example["domain"], example["op"]), []).append(example)
+    return {key: tuple(sorted(listed, key=lambda entry: -entry["since"])) for key, listed in found.items()}

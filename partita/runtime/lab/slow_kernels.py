@@ -40,9 +40,7 @@ def time_slow_kernels(
     for name, probe in slow.items():
         with contextlib.suppress(CannotProbeError):
             variant = node_variant(graph, name)
-            kinds = [
-                kind.SerializeToString() for kind in (*(feed.kind for feed in variant.feeds), *variant.fixed.values())
-            ]
+            kinds = [kind.SerializeToString() for feed in variant.feeds for kind in (feed.kind, feed.run_kind)]
             # Times do not depend on the values of constants.
             key = (probe, variant.node.SerializeToString(deterministic=True), *kinds)
             if key not in times:

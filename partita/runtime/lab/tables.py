@@ -1,4 +1,4 @@
-"""Support tables: tests one form of each operator first, newest versions first, then types and ranks.
+"""Support tables: tests the forms of each operator first, newest versions first, then types and ranks.
 
 Types are tested in a supported form if there is one, because otherwise the form could be the cause.
 """
@@ -14,9 +14,20 @@ from typing import TYPE_CHECKING, Any, cast
 
 from partita.observations.facts import Outcome
 from partita.providers.resolve import Resolution
-from partita.runtime.lab.forms import Form, TypedForm, Types, as_example, assignments, forms, ir_version, ranks
+from partita.runtime.lab.forms import (
+    Form,
+    TypedForm,
+    Types,
+    as_example,
+    assignments,
+    forms,
+    ir_version,
+    plainest_forms,
+    ranks,
+)
 from partita.runtime.lab.graph import CannotProbeError, Graph, cut_graph, cut_proto
-from partita.runtime.lab.laboratory import Cache, Lab, ModelOutcome
+from partita.runtime.lab.laboratory import Cache, Lab
+from partita.runtime.lab.placement import Placement
 from partita.runtime.lab.schema import Operator, find_operator, operators, types_of
 from partita.runtime.lab.variant import fingerprint, node_variant, part_model, variant_model, zeros_needed
 from partita.support import records as support
@@ -24,9 +35,7 @@ from partita.support import records as support
 if TYPE_CHECKING:
     import onnx
 
-FIRST_FORMS = 3
-"""Maximum number of forms tested before types; forms with other constants are added."""
-AT_ONCE = 256
+AT_ONCE = 64
 """Number of typed forms that are tested together."""
 Key = tuple[object, ...]
 """Outcome of each typed form."""
@@ -78,97 +87,55 @@ class Table:
 
     def __init__(self, requested: Mapping[Operator, frozenset[Types]], *, by_need: bool) -> None:
         self.requested, self.by_need = requested, by_need
-        self.forms = {operator: forms(operator) for operator in requested}
-        latest = set({(operator.domain, operator.name): operator for operator in requested}.values())
-        self.newest = [operator for operator in requested if by_need or operator in latest]
-        self.older = [operator for operator in requested if not by_need and operator not in latest]
+        self.forms = {operator: plainest_forms(operator) if by_need else forms(operator) for operator in requested}
         self.planned: dict[Key, TypedForm] = {}
-        self.answers: dict[Key, ModelOutcome] = {}
+        self.answers: dict[Key, Placement] = {}
         self.omitted: dict[Operator, int] = {}
         """Number of type assignments that were not tested because of the limit."""
 
     def fill(self, lab: Lab) -> bool:
         """Test all forms; False if the time ran out."""
         for batch in self.batches():
-            new = {typed.key: typed for typed in batch}
-            self.planned = {**new, **self.planned}
-            waiting = [(key, typed) for key, typed in new.items() if key not in self.answers]
+            self.planned = {**{typed.key: typed for typed in batch}, **self.planned}
+            waiting = [(key, typed) for key, typed in self.planned.items() if key not in self.answers]
             for start in range(0, len(waiting), AT_ONCE):
                 part = waiting[start : start + AT_ONCE]
-                models = Models([typed for _, typed in part], auxiliary=lab.compiles)
+                models = [variant_model(typed.build(), auxiliary=lab.compiles) for _, typed in part]
                 for (key, _), answer in zip(part, lab.try_all(models), strict=True):
                     if answer is None:
                         return False
                     self.answers[key] = answer
         return True
 
-    def outcome(self, typed: TypedForm) -> support.Outcome | None:
-        """The outcome of a typed form; None if it was not tested."""
-        answer = self.answers.get(typed.key)
-        return None if answer is None else _outcome(answer)
-
     def batches(self) -> Iterator[list[TypedForm]]:
-        """Batches of typed forms; each may depend on earlier outcomes."""
-        for group in (self.newest, self.older):
-            yield [as_example(form) for operator in group for form in self.first(operator)]
+        """Batches of typed forms, newest versions first; those of types and ranks depend on the outcomes of forms."""
+        latest = set({(operator.domain, operator.name): operator for operator in self.requested}.values())
+        newest = [operator for operator in self.requested if self.by_need or operator in latest]
+        for group in (newest, [operator for operator in self.requested if operator not in newest]):
+            yield [as_example(form) for operator in group for form in self.forms[operator]]
             yield [typed for operator in group for typed in self.typed(operator)]
-            if not self.by_need:
-                yield [as_example(form) for operator in group for form in self.forms[operator]]
-            yield [typed for operator in group if not self.any_type(operator) for typed in self.typed(operator)]
         if not self.by_need:
-            yield [
-                as_example(form) for operator in self.newest if (best := self.best(operator)) for form in ranks(best)
-            ]
-
-    def first(self, operator: Operator) -> list[Form]:
-        """The plainest forms."""
-        listed = self.forms[operator]
-        plain = [form for form in listed if form.kind == "form"][:FIRST_FORMS]
-        return [form for form in listed if form.kind != "form" or form in plain]
+            yield [as_example(form) for operator in newest if (best := self.best(operator)) for form in ranks(best)]
 
     def best(self, operator: Operator) -> Form | None:
         """The first supported form, else the first legal form."""
-        known = [(form, self.outcome(as_example(form))) for form in self.forms[operator]]
-        supported = next((form for form, outcome in known if outcome == "supported"), None)
-        return supported or next((form for form, outcome in known if outcome != "invalid"), None)
+        known = [(form, self.answers.get(as_example(form).key)) for form in self.forms[operator]]
+        supported = (form for form, answer in known if answer is not None and _outcome(answer) == "supported")
+        legal = (form for form, answer in known if answer is None or answer.outcome != "invalid")
+        return next(supported, None) or next(legal, None)
 
     def typed(self, operator: Operator) -> Iterator[TypedForm]:
         """The best form with every type assignment."""
         best = self.best(operator)
-        if best is None:
-            return
-        listed, more = assignments(best)
+        listed, more = assignments(best) if best is not None else ([], 0)
         if more:
             self.omitted[operator] = more
         for types in listed:
-            if not self.by_need or _is_needed(types, self.requested[operator]):
+            if best is not None and (not self.by_need or _is_needed(types, self.requested[operator])):
                 yield TypedForm(best, types, "types")
 
-    def any_type(self, operator: Operator) -> bool:
-        """Whether types were tested in a supported form, or no form is supported."""
-        best = self.best(operator)
-        return (
-            best is None
-            or self.outcome(as_example(best)) != "supported"
-            or any(self.outcome(typed) == "supported" for typed in self.typed(operator))
-        )
 
-
-class Models(Sequence["onnx.ModelProto"]):
-    """The models of typed forms, built lazily while the worker opens earlier models."""
-
-    def __init__(self, typed: Sequence[TypedForm], *, auxiliary: bool) -> None:
-        self.typed, self.auxiliary = typed, auxiliary
-
-    def __len__(self) -> int:
-        return len(self.typed)
-
-    def __getitem__(self, index: Any) -> Any:
-        """The model at a position."""
-        return variant_model(self.typed[index].build(), auxiliary=self.auxiliary)
-
-
-def _measurement(typed: TypedForm, answer: ModelOutcome | None) -> support.Measurement:
+def _measurement(typed: TypedForm, answer: Placement | None) -> support.Measurement:
     """The table's answer for a typed form; untested without one."""
     form, operator = typed.form, typed.form.operator
     return support.Measurement(
@@ -186,7 +153,7 @@ def _measurement(typed: TypedForm, answer: ModelOutcome | None) -> support.Measu
     )
 
 
-def _outcome(answer: ModelOutcome) -> support.Outcome:
+def _outcome(answer: Placement) -> support.Outcome:
     """The outcome as shown in a table: a timeout counts as a crash, and a kernel of another type as unsupported."""
     if answer.outcome == "timed_out":
         return "crashed"
@@ -288,36 +255,31 @@ def measure_graph(model: bytes, sizes: Sizes, lab: Lab) -> GraphSupport:
     import onnx
 
     graph = cut_proto(onnx.ModelProto.FromString(model), Path(), sizes)
-    models: dict[str, tuple[onnx.ModelProto, list[str]]] = {}
-    untested = 0
+    models: dict[str, onnx.ModelProto] = {}
+    keys: dict[str, str] = {}
+    for name in graph.nodes:
+        if (made := _alone(graph, name, lab)) is not None:
+            keys[name] = fingerprint(made)
+            models[keys[name]] = made
+    answers = dict(zip(models, lab.try_all(list(models.values())), strict=True))
+    left, untested = Counter[str](), 0
     for name, node in graph.nodes.items():
-        made = _alone(graph, name, lab)
-        if made is None:
-            untested += 1
-        else:
-            models.setdefault(fingerprint(made), (made, []))[1].append(node.op_type)
-    answers = lab.try_all([made for made, _ in models.values()])
-    left: Counter[str] = Counter()
-    for (_, names), answer in zip(models.values(), answers, strict=True):
+        answer = answers[keys[name]] if name in keys else None
         if answer is not None and answer.outcome in UNSUPPORTED:
-            left.update(names)
-        elif answer is None or answer.outcome != "supported":
-            untested += len(names)
-    fails = "" if left else _failure_over(graph, lab)
-    return GraphSupport(len(graph.nodes), dict(left), fails, untested)
+            left[node.op_type] += 1
+        else:
+            untested += answer is None or answer.outcome != "supported"
+    return GraphSupport(len(graph.nodes), dict(left), "" if left else _failure_over(graph, lab), untested)
 
 
 def supports_each(models: Sequence[tuple[bytes, Sizes]], lab: Lab) -> list[bool]:
     """For each model of one node, whether the provider supports it other than as its function's nodes."""
     import onnx
 
-    cases: list[onnx.ModelProto | None] = []
-    for model, sizes in models:
-        graph = cut_proto(onnx.ModelProto.FromString(model), Path(), sizes)
-        (name,) = graph.nodes
-        cases.append(_alone(graph, name, lab))
-    answers = iter(lab.try_all([case for case in cases if case is not None]))
-    found = [next(answers) if case is not None else None for case in cases]
+    graphs = [cut_proto(onnx.ModelProto.FromString(model), Path(), sizes) for model, sizes in models]
+    alone = [_alone(graph, next(iter(graph.nodes)), lab) for graph in graphs]
+    answers = iter(lab.try_all([made for made in alone if made is not None]))
+    found = [next(answers) if made is not None else None for made in alone]
     return [answer is not None and answer.is_supported for answer in found]
 
 
@@ -335,8 +297,6 @@ def _failure_over(graph: Graph, lab: Lab) -> str:
         model = part_model(graph, tuple(graph.nodes))
     except CannotProbeError:
         return ""
-    if zeros_needed([model]) > WHOLE_LIMIT_BYTES:
-        return ""
-    (answer,) = lab.try_all([model], one_node=False)
+    answer = lab.try_all([model], one_node=False)[0] if zeros_needed([model]) <= WHOLE_LIMIT_BYTES else None
     failed = answer is not None and answer.outcome in UNSUPPORTED - {"rejected"}
     return answer.message or answer.outcome if answer is not None and failed else ""

@@ -7,7 +7,6 @@ same model.
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import math
@@ -15,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from partita import dtypes
 from partita.runtime.lab.graph import CannotProbeError, Graph, called_functions, free_names, inner_names, rename
@@ -44,25 +43,17 @@ INSIDE = f"{AUXILIARY}_inside"
 """Name prefix of a Cast after the node."""
 DETACHED = "detached"
 """Graph input of a Neg that is not connected to the node."""
-NOTHING_ADDED: tuple[tuple[str, ...], frozenset[str]] = ((), frozenset())
 SIGNED = frozenset(dtypes.numbers("float32", "int32", "int64", "float16"))
 (FLOAT,) = dtypes.numbers("float32")
 POINTER_BYTES = 8
 ZEROS = "zeros.bin"
 """Sparse file of zeros, the external data of large constants."""
 RUN = "partita.run"
-"""Metadata key of a model that is also run if its node is supported: sizes of its inputs, by name, in JSON."""
+"""Metadata key of a changed node: sizes of its inputs by name, in JSON; null if they are unknown or large."""
 TIMED = "partita.timed"
 """Metadata key of a model whose run is also timed."""
 MOST_RUN = 1 << 24
 """Maximum elements of all inputs and constants of a node that is run."""
-ORIGINAL = "partita.original"
-"""Metadata key of a changed node in a dry run: model of the unchanged node and sizes of the inputs, in JSON."""
-MOST_COMPARED = 1 << 22
-"""Maximum elements of all inputs and constants of a node that is run on the CPU provider."""
-SAME_VALUES = frozenset({"opset", "static_shape", "input", "output_shape", "rank"})
-"""Changes that do not change a node's result."""
-FLOATS = frozenset(dtypes.numbers("float32", "float16", "float64"))
 USUAL_FLOATS = frozenset(dtypes.numbers("float32", "float16"))
 
 
@@ -73,6 +64,22 @@ class ExperimentInput:
     name: str
     kind: onnx.TypeProto
     constant: onnx.TensorProto | None = None
+    fixed: onnx.TypeProto | None = None
+    """The type with the sizes of the run, if known."""
+    folded: onnx.TensorProto | None = None
+    """Its value if it is constant with these sizes."""
+    run_value: onnx.TensorProto | None = None
+    """Its value in the run, if known."""
+
+    @property
+    def run_kind(self) -> onnx.TypeProto:
+        """The type with the sizes of the run if known, else the type in the file."""
+        return self.fixed or self.kind
+
+    @property
+    def run_sizes(self) -> tuple[int, ...] | None:
+        """The sizes in the experiment, else in the run; None if unknown."""
+        return sizes_of(self.kind if is_fixed(self.kind) else self.fixed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,17 +89,9 @@ class Variant:
     node: onnx.NodeProto
     feeds: tuple[ExperimentInput, ...]
     """One for each tensor that the node or its subgraphs read."""
-    fixed: Mapping[str, onnx.TypeProto]
-    """The inputs with the sizes of the run, if known."""
-    folded: Mapping[str, onnx.TensorProto]
-    """Inputs that are constant with these sizes."""
     opsets: Mapping[str, int]
     ir_version: int
     functions: tuple[onnx.FunctionProto, ...] = field(default=())
-    run_values: Mapping[str, onnx.TensorProto] = field(default_factory=dict)
-    """Values of non-constant inputs in the run, if known."""
-    signed_output: str = ""
-    """An output with a signed type; empty if none is known."""
     inner_outputs: frozenset[str] = frozenset()
     """Outputs that are not graph outputs, because other nodes read them."""
     output_types: Mapping[str, onnx.TypeProto] = field(default_factory=dict)
@@ -123,21 +122,12 @@ def node_variant(graph: Graph, name: str) -> Variant:
     for position, old in enumerate(original.output):
         node.output[position] = outputs.get(old, "")
     feeds = tuple(_make_feed(graph, old, new) for old, new in plain.items())
-    fixed = {new: graph.fixed[old] for old, new in plain.items() if is_fixed(graph.fixed.get(old))}
-    folded, given = (
-        {new: _light_constant(known[old], new, graph.folder) for old, new in plain.items() if old in known}
-        for known in (graph.folded, graph.input_defaults)
-    )
     variant = Variant(
         node,
         feeds,
-        fixed,
-        folded,
         {plain_domain(entry.domain): entry.version for entry in graph.proto.opset_import},
         graph.proto.ir_version,
         called_functions(graph.proto, [original]),
-        given,
-        next((new for old, new in outputs.items() if old in graph.types and is_signed(graph.types[old])), ""),
         frozenset(new for old, new in outputs.items() if old not in graph.outputs),
         {new: graph.fixed[old] for old, new in outputs.items() if is_fixed(graph.fixed.get(old))},
     )
@@ -156,15 +146,17 @@ def _not_inferred(variant: Variant, declared: Mapping[str, onnx.TypeProto]) -> d
 
 def _make_feed(graph: Graph, old: str, new: str) -> ExperimentInput:
     """The feed for the tensor `old` of the graph. Raises CannotProbeError."""
-    constant = graph.constants.get(old)
+    constant, folded, default = (
+        _light_constant(known[old], new, graph.folder) if old in known else None
+        for known in (graph.constants, graph.folded, graph.input_defaults)
+    )
+    fixed = graph.fixed[old] if is_fixed(graph.fixed.get(old)) else None
     if constant is not None:
-        return ExperimentInput(
-            new, tensor_type(constant.data_type, constant.dims), _light_constant(constant, new, graph.folder)
-        )
+        return ExperimentInput(new, tensor_type(constant.data_type, constant.dims), constant, fixed, folded, default)
     kind = graph.types.get(old) or graph.fixed.get(old)
     if kind is None:
         raise CannotProbeError(f"the type of its input {old!r} is unknown")
-    return ExperimentInput(new, kind)
+    return ExperimentInput(new, kind, None, fixed, folded, default)
 
 
 def _light_constant(tensor: onnx.TensorProto, name: str, folder: Path) -> onnx.TensorProto:
@@ -233,38 +225,30 @@ def variant_graph(variant: Variant, *, auxiliary: bool = False) -> onnx.GraphPro
 
     graph = onnx.GraphProto(name=NODE)
     graph.node.add().CopyFrom(variant.node)
-    added, inside = (
-        _add_auxiliary(graph, variant.feeds, variant.signed_output, variant.inner_outputs)
-        if auxiliary
-        else NOTHING_ADDED
-    )
+    inside = set[str]()
     if auxiliary:
-        internal = sorted(variant.internal.difference(inside).intersection(variant.node.output))
-        for name in internal:
-            graph.node.add().CopyFrom(
-                onnx.helper.make_node("Cast", [name], [f"{INSIDE}_{name}"], name=f"{INSIDE}_{name}", to=FLOAT)
-            )
-        added, inside = (*added, *(f"{INSIDE}_{name}" for name in internal)), inside | set(internal)
+        inside |= _add_auxiliary(graph, variant.feeds, variant)
+        for name in sorted(variant.internal.intersection(variant.node.output) - inside):
+            after = f"{INSIDE}_{name}"
+            graph.node.append(onnx.helper.make_node("Cast", [name], [after], name=after, to=FLOAT))
+            graph.output.add(name=after)
+            inside.add(name)
     _add_feeds(graph, variant.feeds)
-    for name in (*variant.node.output, *added):
-        if name and name not in inside:
-            graph.output.add(name=name, type=variant.declared.get(name))
-    for name in inside & variant.declared.keys():
-        graph.value_info.add(name=name, type=variant.declared[name])
+    for name in filter(None, variant.node.output):
+        ports = graph.value_info if name in inside else graph.output
+        if name not in inside or name in variant.declared:
+            ports.add(name=name, type=variant.declared.get(name))
     return graph
 
 
 def _add_auxiliary(
-    graph: onnx.GraphProto,
-    feeds: Sequence[ExperimentInput],
-    signed_output: str,
-    passed_on: frozenset[str] = frozenset(),
-) -> tuple[tuple[str, ...], frozenset[str]]:
-    """Add a Neg before the only node, or after it if no input is signed.
+    graph: onnx.GraphProto, feeds: Sequence[ExperimentInput], variant: Variant | None = None
+) -> set[str]:
+    """Add a Neg before the only node, or after it if no input is signed (only for a variant).
 
-    Returns the added outputs, and outputs of the node that are no longer graph outputs, because some providers treat a
-    node before a graph output differently. If the node reads only constants, the Neg is unconnected: a provider may not
-    open a graph without inputs.
+    Returns outputs of the node that are no longer graph outputs, because some providers treat a node before a graph
+    output differently. If the node reads only constants, the Neg is unconnected: a provider may not open a graph
+    without inputs.
     """
     import onnx
 
@@ -273,24 +257,29 @@ def _add_auxiliary(
     if first is not None and first.name in node.input:
         rename(node, {first.name: AUXILIARY})
         graph.node.insert(0, onnx.helper.make_node("Neg", [first.name], [AUXILIARY], name=AUXILIARY))
-        return NOTHING_ADDED
+        return set()
     fed = any(feed.constant is None for feed in feeds)
-    apart = () if fed else (add_detached(graph),)
-    if not signed_output or not (fed or signed_output in passed_on):
-        return apart, frozenset()
+    if not fed:
+        add_detached(graph)
+    types = tensor_types(variant_model(variant)) if variant is not None else {}
+    signed = next((name for name in node.output if name in types and is_signed(types[name])), "")
+    inner = variant.inner_outputs & {signed} if variant is not None else frozenset()
+    if not signed or not (fed or inner):
+        return set()
     after = AUXILIARY if fed else AFTER
-    graph.node.append(onnx.helper.make_node("Neg", [signed_output], [after], name=after))
-    return (after, *apart), passed_on & {signed_output}
+    graph.node.append(onnx.helper.make_node("Neg", [signed], [after], name=after))
+    graph.output.add(name=after)
+    return set(inner)
 
 
-def add_detached(graph: onnx.GraphProto) -> str:
-    """Add a float Neg, which most providers support, with its own input; return the name of its output."""
+def add_detached(graph: onnx.GraphProto) -> None:
+    """Add a float Neg, which most providers support, with its own input and output."""
     import onnx
 
     output = f"{DETACHED}_{AUXILIARY}"
     graph.node.insert(0, onnx.helper.make_node("Neg", [DETACHED], [output], name=AUXILIARY))
     graph.input.add(name=DETACHED, type=tensor_type(FLOAT, (1,)))
-    return output
+    graph.output.add(name=output)
 
 
 def is_signed(kind: onnx.TypeProto) -> bool:
@@ -312,14 +301,11 @@ def part_model(graph: Graph, names: Sequence[str], *, fixed: bool = True, auxili
     for node in part.node:
         _lighten_subgraphs(node, graph.folder)
     needed = dict.fromkeys(name for node in chosen for name in tensors_read(node) if name not in made)
-    feeds = []
-    for name in needed:
-        feed = _make_feed(graph, name, name)
-        if fixed and feed.constant is None and is_fixed(graph.fixed.get(name)):
-            feed = replace(feed, kind=graph.fixed[name])
-        feeds.append(feed)
+    feeds = [_make_feed(graph, name, name) for name in needed]
+    if fixed:
+        feeds = [replace(feed, kind=feed.run_kind) if feed.constant is None else feed for feed in feeds]
     if auxiliary and len(chosen) == 1 and any(feed.constant is None for feed in feeds):
-        _add_auxiliary(part, feeds, "")
+        _add_auxiliary(part, feeds)
     _add_feeds(part, feeds)
     outside = {name for node in graph.proto.graph.node if node.name not in set(names) for name in tensors_read(node)}
     outside |= {port.name for port in graph.proto.graph.output}
@@ -361,70 +347,24 @@ def finish(
 
 
 def to_run(model: onnx.ModelProto, variant: Variant, *, timed: bool = False) -> onnx.ModelProto:
-    """The model of a variant, marked to be run if its sizes are known and small and all inputs are floats."""
-    known = _sizes_in_run(variant, variant, MOST_RUN)
-    if known is not None and _reads_floats(variant):
-        given = {feed.name: known[feed.name] for feed in variant.feeds if feed.constant is None}
-        model.metadata_props.add(key=RUN, value=json.dumps(given))
-        if timed:
-            model.metadata_props.add(key=TIMED, value="1")
+    """The model of a variant, marked to be run once it is placed."""
+    model.metadata_props.add(key=RUN, value=json.dumps(_sizes_in_run(variant)))
+    if timed:
+        model.metadata_props.add(key=TIMED, value="1")
     return model
 
 
-def with_unchanged(model: onnx.ModelProto, changed: Variant, original: Variant, factor: str) -> onnx.ModelProto:
-    """The model of a changed node, marked to be compared with the unchanged node on the CPU provider (dry runs)."""
-    known = _sizes_in_run(changed, original, MOST_COMPARED)
-    request: dict[str, Any] = {"sizes": known}
-    if known is not None:
-        request |= {
-            "floats": _reads_floats(changed),
-            "same_values": factor in SAME_VALUES,
-            "model": base64.b64encode(variant_model(original).SerializeToString(deterministic=True)).decode(),
-        }
-    model.metadata_props.add(key=ORIGINAL, value=json.dumps(request, sort_keys=True))
-    return model
-
-
-def _sizes_in_run(changed: Variant, original: Variant, most: int) -> dict[str, tuple[int, ...]] | None:
-    """Sizes of all inputs in the run, by name; None if unknown, or if they have `most` elements or more."""
-    known: dict[str, tuple[int, ...]] = {}
-    for feed in changed.feeds:
-        sizes = _sizes(changed, feed.name) or _sizes(original, feed.name)
-        if sizes is None:
-            return None
-        known[feed.name] = sizes
-    small = sum(map(math.prod, known.values())) < most
-    return known if small and not changed.declared else None
-
-
-def _sizes(variant: Variant, name: str) -> tuple[int, ...] | None:
-    """Sizes of an input in the run; None if unknown."""
-    feed = variant.feed(name)
-    return sizes_of(feed.kind if feed is not None and is_fixed(feed.kind) else variant.fixed.get(name))
-
-
-def _reads_floats(variant: Variant) -> bool:
-    """Whether all non-constant inputs are floats."""
-    return all(feed.constant or element_of(feed.kind) in FLOATS for feed in variant.feeds)
+def _sizes_in_run(variant: Variant) -> dict[str, tuple[int, ...]] | None:
+    """Sizes of the non-constant inputs in the run, by name; None if unknown or large, or if sizes depend on values."""
+    known = {feed.name: sizes for feed in variant.feeds if (sizes := feed.run_sizes) is not None}
+    if variant.declared or len(known) < len(variant.feeds) or sum(map(math.prod, known.values())) >= MOST_RUN:
+        return None
+    return {feed.name: known[feed.name] for feed in variant.feeds if feed.constant is None}
 
 
 def fingerprint(model: onnx.ModelProto) -> str:
     """A key that is equal for equal models."""
     return hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest()
-
-
-def identity(variant: Variant) -> tuple[object, ...]:
-    """A key that is equal for variants with the same experiments: their models, and the basis of their changes."""
-    return (
-        fingerprint(variant_model(variant)),
-        variant.signed_output,
-        variant.inner_outputs,
-        variant.internal,
-        *(
-            tuple((name, known[name].SerializeToString(deterministic=True)) for name in sorted(known))
-            for known in (variant.fixed, variant.folded, variant.run_values, variant.output_types, variant.declared)
-        ),
-    )
 
 
 def zeros_needed(models: Sequence[onnx.ModelProto]) -> int:

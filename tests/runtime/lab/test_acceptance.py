@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from partita.observations.facts import Outcome
-from partita.runtime.lab.laboratory import Lab, ModelOutcome
-from partita.runtime.lab.tables import GraphSupport, measure_graph
+from partita.runtime.lab.placement import Placement
+from partita.runtime.lab.tables import measure_graph
 
 ONE = {"x": (2,)}
 
@@ -22,35 +20,28 @@ def chain_of(*operators: str) -> bytes:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10).SerializeToString()
 
 
-def asked(lab: Lab, monkeypatch: pytest.MonkeyPatch, outcome: Outcome, whole: Outcome = "supported") -> GraphSupport:
-    """What is told when a Neg has this outcome, and the whole graph that one."""
+@pytest.mark.parametrize(
+    ("outcome", "whole", "unsupported", "untested", "failure"),
+    [
+        ("rejected", "supported", {"Sqrt": 1}, 0, ""),
+        ("failed", "supported", {"Sqrt": 1}, 0, ""),
+        ("crashed", "supported", {"Sqrt": 1}, 0, ""),
+        ("timed_out", "supported", {}, 1, ""),
+        ("invalid", "supported", {}, 1, ""),
+        ("supported", "failed", {}, 0, "said"),
+        ("supported", "crashed", {}, 0, "said"),
+        ("supported", "timed_out", {}, 0, ""),
+        ("supported", "supported", {}, 0, ""),
+    ],
+)
+def test_graph_support_counts_nodes_by_outcome(bench, monkeypatch, outcome, whole, unsupported, untested, failure):
+    """`outcome` of the Sqrt alone and of the whole graph."""
 
     def try_all(models, *, one_node=True):
-        outcomes = []
-        for model in models:
-            operators = {node.op_type for node in onnx.ModelProto.FromString(model.SerializeToString()).graph.node}
-            of_node: Outcome = outcome if "Sqrt" in operators else "supported"
-            outcomes.append(ModelOutcome(of_node if one_node else whole, "said"))
-        return outcomes
+        square_roots = ["Sqrt" in {node.op_type for node in model.graph.node} for model in models]
+        return [Placement((outcome if root else "supported") if one_node else whole, "said") for root in square_roots]
 
+    lab = bench.lab()
     monkeypatch.setattr(lab, "try_all", try_all)
-    return measure_graph(chain_of("Relu", "Sqrt", "Exp"), ONE, lab)
-
-
-@pytest.mark.parametrize("outcome", ["rejected", "failed", "crashed"])
-def test_rejected_failed_and_crashed_nodes_count_as_unsupported(bench, monkeypatch, outcome):
-    told = asked(bench.lab(), monkeypatch, outcome)
-    assert (told.nodes, told.unsupported, told.untested) == (3, {"Sqrt": 1}, 0)
-
-
-@pytest.mark.parametrize("outcome", ["timed_out", "invalid"])
-def test_timed_out_and_invalid_nodes_count_as_untested(bench, monkeypatch, outcome):
-    told = asked(bench.lab(), monkeypatch, outcome)
-    assert (told.nodes, told.unsupported, told.untested, told.failure) == (3, {}, 1, "")
-
-
-@pytest.mark.parametrize(
-    ("outcome", "fails"), [("failed", "said"), ("crashed", "said"), ("timed_out", ""), ("supported", "")]
-)
-def test_timeout_of_whole_graph_is_not_a_failure(bench, monkeypatch, outcome, fails):
-    assert asked(bench.lab(), monkeypatch, "supported", outcome).failure == fails
+    found = measure_graph(chain_of("Relu", "Sqrt", "Exp"), ONE, lab)
+    assert (found.nodes, found.unsupported, found.untested, found.failure) == (3, unsupported, untested, failure)

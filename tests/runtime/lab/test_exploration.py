@@ -19,9 +19,10 @@ from partita.providers.base import Option, ProbeValue
 from partita.providers.resolve import Resolution, known_providers
 from partita.runtime.lab.exploration import Subject, explore, explore_surroundings
 from partita.runtime.lab.graph import Graph, cut_graph
-from partita.runtime.lab.laboratory import Cache, Lab, ModelOutcome
+from partita.runtime.lab.laboratory import Cache, Lab
 from partita.runtime.lab.neighbours import MOST_TOGETHER, neighbourhoods
-from partita.runtime.lab.variant import AUXILIARY, NODE, node_variant
+from partita.runtime.lab.placement import Placement
+from partita.runtime.lab.variant import NODE, node_variant
 from partita.runtime.place.onnx_model import read_onnx
 
 WEBGPU = replace(
@@ -41,22 +42,22 @@ class Scripted(Lab):
         super().__init__(Resolution(WEBGPU, "active", options=options), Cache(None), time.monotonic() + 60)
         self.asked: list[tuple[str, str]] = []
 
-    def try_all(self, models: Sequence[onnx.ModelProto], *, one_node: bool = True) -> list[ModelOutcome | None]:
+    def try_all(self, models: Sequence[onnx.ModelProto], *, one_node: bool = True) -> list[Placement | None]:
         return [self.answer(model) for model in models]
 
     def try_with(
         self, option: str, value: str, models: Sequence[onnx.ModelProto], *, one_node: bool = True
-    ) -> list[ModelOutcome | None]:
+    ) -> list[Placement | None]:
         self.asked.append((option, value))
-        return [ModelOutcome("supported", "") for _ in models]
+        return [Placement("supported", "") for _ in models]
 
-    def answer(self, model: onnx.ModelProto) -> ModelOutcome:
+    def answer(self, model: onnx.ModelProto) -> Placement:
         node = next(node for node in model.graph.node if node.name == NODE)
         kinds = {port.type.tensor_type.elem_type for port in (*model.graph.input, *model.graph.output)}
         others = {each.op_type for each in model.graph.node}
         kinds |= {each.i for each in node.attribute if each.name == "to"}
         left = onnx.TensorProto.INT64 in kinds or (node.op_type == "Relu" and "Softplus" in others)
-        return ModelOutcome("rejected", "") if left else ModelOutcome("supported", "")
+        return Placement("rejected", "") if left else Placement("supported", "")
 
 
 @pytest.fixture
@@ -82,7 +83,7 @@ class Compiling(Scripted):
         super().__init__()
         self.resolution, self.tried = Resolution(replace(WEBGPU, compiles=True, options=()), "active"), 0
 
-    def answer(self, model: onnx.ModelProto) -> ModelOutcome:
+    def answer(self, model: onnx.ModelProto) -> Placement:
         self.tried += 1
         return super().answer(model)
 
@@ -97,8 +98,8 @@ def test_compiling_provider_probes_stop_at_first_factor(graph: Graph) -> None:
 class Naming(Scripted):
     """Leaves every node, and names an option of which only the library knows, whose value is a file."""
 
-    def answer(self, model: onnx.ModelProto) -> ModelOutcome:
-        return ModelOutcome("rejected", "Relu filtered off by the affinity provider option")
+    def answer(self, model: onnx.ModelProto) -> Placement:
+        return Placement("rejected", "Relu filtered off by the affinity provider option")
 
 
 def test_option_named_by_provider_is_probed_at_its_default(graph: Graph) -> None:
@@ -106,31 +107,6 @@ def test_option_named_by_provider_is_probed_at_its_default(graph: Graph) -> None
     subject = explored(graph, "c", lab)
     assert lab.asked == [("affinity", "")]
     assert (reason_from_probes(subject.probe("c"), WEBGPU.ort_name) or ("",))[0] == "option_needed"
-
-
-class Both(Scripted):
-    """Wants the option and an older operator."""
-
-    def try_with(
-        self, option: str, value: str, models: Sequence[onnx.ModelProto], *, one_node: bool = True
-    ) -> list[ModelOutcome | None]:
-        self.asked.append((option, str(len(models))))
-        older = [model.opset_import[0].version < 13 for model in models]
-        return [ModelOutcome("supported", "") if old else ModelOutcome("rejected", "") for old in older]
-
-    def answer(self, model: onnx.ModelProto) -> ModelOutcome:
-        return ModelOutcome("rejected", "")
-
-
-def test_option_is_combined_with_node_change_if_neither_helps_alone(graph: Graph) -> None:
-    lab = Both()
-    subject = explored(graph, "a", lab)
-    told = [trial for trial in subject.variants if trial.outcome == "supported"]
-    assert {trial.factors for trial in told} == {(OPTION, "opset")}
-    (shown,) = conclusions(subject.probe("a"))
-    assert shown.factors == (OPTION, "opset")
-    assert shown.evidence.startswith("with webgpu.wide=1 in place of webgpu.wide=0 and Neg of opset 6 in place of 13")
-    assert (reason_from_probes(subject.probe("a"), WEBGPU.ort_name) or ("",))[0] == "no_kernel_version"
 
 
 def test_option_is_not_probed_if_already_set_or_irrelevant(graph: Graph) -> None:
@@ -143,23 +119,6 @@ def test_option_is_not_probed_if_already_set_or_irrelevant(graph: Graph) -> None
     assert set_already.asked == taken.asked == []
 
 
-def test_evidence_names_first_unsupported_neighbourhood(graph: Graph) -> None:
-    subject = explored(graph, "d", Scripted())
-    relu = explored(graph, "c", Scripted())
-
-    class Fussy(Scripted):
-        def answer(self, model: onnx.ModelProto) -> ModelOutcome:
-            return (
-                ModelOutcome("rejected", "in company") if len(model.graph.node) > 2 else ModelOutcome("supported", "")
-            )
-
-    lab = Fussy()
-    surround(relu, graph, lab)
-    (shown,) = conclusions(relu.probe("c"))
-    assert shown.evidence.endswith("together with b (Cast), d (Elu) it does not support it (in company)")
-    assert conclusions(subject.probe("d"))[0].evidence.endswith("the provider supports it"), "nothing else was tried"
-
-
 def test_neighbourhoods_of_node_with_many_consumers_are_bounded(tmp_path: Path) -> None:
     lines = "".join(f"  [r{n}] h{n} = Relu(h)\n" for n in range(MOST_TOGETHER + 1))
     outputs = ", ".join(f"float[2] h{n}" for n in range(MOST_TOGETHER + 1))
@@ -167,19 +126,6 @@ def test_neighbourhoods_of_node_with_many_consumers_are_bounded(tmp_path: Path) 
     onnx.save(parser.parse_model(text), tmp_path / "hub.onnx")
     found = list(neighbourhoods(cut_graph(read_onnx(tmp_path / "hub.onnx"), {}), "hub"))
     assert found and max(len(model.graph.node) for _, model in found) == 2
-
-
-def test_subgraph_node_is_probed_with_its_control_flow_node(tmp_path: Path) -> None:
-    text = (
-        '<ir_version: 10, opset_import: ["" : 21]>\ng (float[2] x, bool c) => (float[2] y) {\n  [first] h = Neg(x)\n'
-        "  [choice] y = If(c)<then_branch = t () => (float[2] a) { [inner] a = Relu(h) }, "
-        "else_branch = e () => (float[2] b) { [other] b = Neg(h) }>\n}"
-    )
-    onnx.save(parser.parse_model(text), tmp_path / "if.onnx")
-    ((words, model),) = neighbourhoods(cut_graph(read_onnx(tmp_path / "if.onnx"), {}), "inner")
-    assert words == "choice (If), whose subgraph contains it,"
-    (holder,) = model.graph.node
-    assert [node.name for body in holder.attribute for node in body.g.node] == [NODE, f"{AUXILIARY}2"]
 
 
 def test_option_required_in_neighbourhood_is_the_reason(graph: Graph) -> None:

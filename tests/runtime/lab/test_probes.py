@@ -21,7 +21,8 @@ from partita.remedies import Remedy
 from partita.runtime.chain.open_chain import ChainError
 from partita.runtime.lab import probes as engine
 from partita.runtime.lab.exploration import timeout_note
-from partita.runtime.lab.laboratory import Cache, Lab, ModelOutcome
+from partita.runtime.lab.laboratory import Cache, Lab
+from partita.runtime.lab.placement import Placement
 from partita.runtime.lab.probes import probe_refusal, probe_run
 from partita.runtime.place.onnx_model import OnnxModel, read_onnx
 from tests.partition_reports.samples import run_facts, session_facts
@@ -54,17 +55,17 @@ class ScriptedLab(Lab):
     def starts(self) -> bool:
         return self.starts_at_all
 
-    def try_all(self, models: Sequence[onnx.ModelProto], *, one_node: bool = True) -> list[ModelOutcome | None]:
+    def try_all(self, models: Sequence[onnx.ModelProto], *, one_node: bool = True) -> list[Placement | None]:
         return [self.answer(model) for model in models]
 
-    def answer(self, model: onnx.ModelProto) -> ModelOutcome | None:
+    def answer(self, model: onnx.ModelProto) -> Placement | None:
         self.experiments += 1
         operators = [node.op_type for node in model.graph.node]
         self.tried.append("+".join(operators))  # a provider that compiles gets a Neg as company
         if "Softplus" in operators:
-            return ModelOutcome("failed", "finalising the graph failed")
+            return Placement("failed", "finalising the graph failed")
         left = [node for node in model.graph.node if node.op_type == "Elu" and node.attribute]
-        return ModelOutcome("rejected", "no such kernel") if left else ModelOutcome("supported", "")
+        return Placement("rejected", "no such kernel") if left else Placement("supported", "")
 
 
 @pytest.fixture
@@ -167,14 +168,14 @@ def test_unprobed_node_records_reason(model):
 
 def test_interrupted_probing_saves_completed_outcomes(model, scripted, monkeypatch, tmp_path):
     def interrupted(self, models, *, one_node=True):
-        self.cache.put("node:a", ModelOutcome("supported", ""))
+        self.cache.put("node:a", Placement("supported", ""))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(engine, "cache_for", lambda _: Cache(tmp_path / "answers.json"))
     monkeypatch.setattr(scripted, "try_all", interrupted)
     facts = facts_of(model, "b")
     after, chain = with_probes(facts, (WANTED, FALLBACK), {"m.onnx": model}, {"m.onnx": SIZES}, 60.0)
-    assert Cache(tmp_path / "answers.json").get("node:a") == ModelOutcome("supported", "", cached=True)
+    assert Cache(tmp_path / "answers.json").get("node:a") == Placement("supported", "", cached=True)
     assert chain == (WANTED, FALLBACK) and after.sessions == facts.sessions
     assert after.interruptions == ("experiments",) and "were interrupted" in after.notes[-1]
 
@@ -207,11 +208,11 @@ def test_rejected_graph_is_bisected_and_rejected_node_is_probed(model):
 
 
 def test_remedy_removes_option_causing_graph_rejection(model, scripted, monkeypatch):
-    asked = []
+    asked: list[tuple[str, str, int, bool]] = []
 
     def try_with(lab, option, value, models, *, one_node=True):
-        asked.append((option, value, [len(each.graph.node) for each in models], one_node))
-        return [ModelOutcome("supported", "")]
+        asked.extend((option, value, len(each.graph.node), one_node) for each in models)
+        return [Placement("supported", "") for _ in models]
 
     monkeypatch.setattr(scripted, "try_with", try_with)
     switched = replace(FAILED, options={"htp_bf16_enable": "1", "soc_model": "43"})
@@ -219,7 +220,7 @@ def test_remedy_removes_option_causing_graph_rejection(model, scripted, monkeypa
     assert chain[0].reason == "subgraph_rejected" and chain[0].remedy is not None
     assert chain[0].remedy.text == "remove qnn.htp_bf16_enable=1; without it the provider opens this graph"
     assert chain[0].remedy.alternative is not None, "or change the graph"
-    assert asked == [("htp_bf16_enable", "0", [5], False)]
+    assert asked == [("htp_bf16_enable", "0", 5, False)]
 
 
 def test_provider_start_failure_reason_is_unchanged_by_probing(model, scripted, monkeypatch):
@@ -228,19 +229,14 @@ def test_provider_start_failure_reason_is_unchanged_by_probing(model, scripted, 
     assert facts.sessions[0].of(QNN).rejected is None and chain == (FAILED, FALLBACK)
 
 
-def test_chain_error_names_rejected_subgraph(model):
-    error = ChainError("m.onnx: qnn: finalising failed", path=model.path, chain=(FAILED,))
-    told = probe_refusal(error, model, SIZES, 60.0)
-    assert isinstance(told, ProviderError) and told.exit_code == 3 and "\n" not in str(told)
-    assert "subgraph_rejected" in str(told) and "the smallest part that fails with only an added Neg is e" in str(told)
-
-
-def test_chain_error_includes_causes_of_all_providers(model):
+def test_chain_error_includes_causes_of_all_providers_and_rejected_subgraph(model):
     missing = replace(GONE, provider=known_providers()["tensorrt"])
     error = ChainError("m.onnx: none starts", path=model.path, chain=(missing, FAILED))
-    told = str(probe_refusal(error, model, SIZES, 60.0))
-    assert "tensorrt: device_missing: no such device; " in told and "; buy one" in told
-    assert "qnn: subgraph_rejected: " in told and "the smallest part that fails with only an added Neg is e" in told
+    told = probe_refusal(error, model, SIZES, 60.0)
+    assert isinstance(told, ProviderError) and told.exit_code == 3 and "\n" not in str(told)
+    assert "tensorrt: device_missing: no such device; " in str(told) and "; buy one" in str(told)
+    assert "qnn: subgraph_rejected: " in str(told)
+    assert "the smallest part that fails with only an added Neg is e" in str(told)
 
 
 def test_chain_error_names_cause_for_each_node(model):
