@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,6 @@ from partita.library.chain import Target
 from partita.library.engine.base import BUSY, OpenedPackage, PrefixSaved, ReportRequest
 from partita.library.engine.requests import speculation_fact
 from partita.library.engine.scheduler import Scheduler, chunk_tokens
-from partita.library.notes import gave_up
 from partita.library.place.probing import REFUSAL_SECONDS, package_refused, probe_package
 from partita.library.run_report import option_texts
 from partita.library.verifying import evaluate, verify_with
@@ -71,8 +70,6 @@ class LocalEngine(Scheduler):
         self.folder, self.target, self._choice, self.audience = folder, target, choice, audience
         self._recorded: BatchOptions | None = None
         """Options of the recorded requests."""
-        self._notes: dict[str, None] = {}
-        """Notes on the requests since `open`."""
         self._identities: dict[str | None, str] = {}
         self._prefixes: dict[tuple[Path, str | None], Prefix] = {}
         """The last prefix by file and adapter, so that a reopened batch needs no file."""
@@ -130,7 +127,7 @@ class LocalEngine(Scheduler):
                 finish_reason=request.finish_reason,
                 finish_detail=request.finish_detail,
                 tokenizer_load_seconds=request.tokenizer_load_seconds,
-                notes=(*request.notes, *self._notes),
+                notes=request.notes,
             )
             if request.complete:
                 facts = with_optimised(facts, [entry.session for entry in runner.graphs])
@@ -207,15 +204,8 @@ class LocalEngine(Scheduler):
         if prefix is not None:
             loop.add_prefix(prefix)
         self.runner.begin()
-        self._recorded, self._notes = options, {}
+        self._recorded = options
         return loop
-
-    def _note_stopped_drafting(self, reasons: Sequence[str | None]) -> None:
-        """Note why drafting has stopped, once for each reason."""
-        for line in gave_up(reasons):
-            if line not in self._notes:
-                self._notes[line] = None
-                self.audience.note(line)
 
     def _identity(self, adapter: str | None) -> str:
         """The hash of the package with an adapter, for prefixes; computed once from its files."""

@@ -21,18 +21,15 @@ from partita.library.api import QUIET, Audience
 from partita.library.chain import Target
 from partita.library.engine.base import (
     CLOSED,
-    FORKED,
     Engine,
     OpenedPackage,
     PrefixSaved,
     ReportRequest,
     Restarts,
-    ThisProcess,
 )
 from partita.library.engine.jobs import CRASHES, AudienceEvents, crash_error, foreign
 from partita.library.engine.requests import RequestOutput, Ticket, Work, notify_listeners
 from partita.library.engine.worker_loop import Update
-from partita.library.sampling import Sampling
 from partita.options.generation import BatchOptions
 from partita.package.folder import Manifest
 from partita.package.records import Evaluation, Verification
@@ -146,22 +143,19 @@ class RemoteEngine(Engine):
             self.lost_by = self._reported = None
             return self.chunk
 
-    def _stream(self, work: Work, tokens: tuple[int, ...]) -> None:
+    def _stream(self, work: Work) -> None:
         return None
 
     def _enqueue(self, ticket: Ticket) -> None:
         with self._sending:
             if self._worker_error is not None and self.restarts is None:
                 raise self._ended_error()
-            is_next_turn = ticket.number in self._requests
             self._requests[ticket.number] = ticket
-            if not is_next_turn and self._worker_error is None and self._restarting in (None, get_ident()):
+            if self._worker_error is None and self._restarting in (None, get_ident()):
                 self._send(ticket)
 
     def step(self) -> bool:
         """Process the next update of the worker, and pass requests their pieces. False if no request is open."""
-        if ThisProcess.id != self._process:
-            raise GenerationError(FORKED)
         with self._stepping:
             if self._worker_error is None or self._inbox.events:
                 if not self._requests and not self._inbox.events:
@@ -179,21 +173,6 @@ class RemoteEngine(Engine):
     def wait(self, seconds: float | None = None) -> bool:
         """Block until `step` has work, for at most `seconds`; return whether it has."""
         return self._inbox.wait(seconds)
-
-    def _extend(self, ticket: Ticket, tokens: tuple[int, ...], sampling: Sampling) -> None:
-        self._call("extend", ticket.number, tokens, sampling)
-        self._requests[ticket.number] = ticket
-
-    def _rewind(self, ticket: Ticket, tokens: int) -> bool:
-        rewound: bool = self._call("rewind", ticket.number, tokens)
-        if not rewound:
-            ticket.row = None
-        return rewound
-
-    def _free(self, ticket: Ticket) -> None:
-        ticket.row = None
-        with suppress(PartitaError):
-            self._worker.send("release", ticket.number)
 
     # --- the package --------------------------------------------------------------------------------------------------
 
@@ -279,7 +258,7 @@ class RemoteEngine(Engine):
                 ticket.pieces.append(text)
             if end is not None:
                 ticket.finish, ticket.state = finish, "finished"
-                ticket.error, ticket.ended, ticket.row, ticket.copied_tokens = end
+                ticket.error, ticket.ended, ticket.copied_tokens = end
                 del requests[number]
             pieces.append((ticket, RequestOutput(text, tokens, logprobs, finish)))
         try:
@@ -357,7 +336,7 @@ class RemoteEngine(Engine):
         """End requests with an error."""
         for ticket in tickets:
             self._requests.pop(ticket.number, None)
-            ticket.state, ticket.error, ticket.ended, ticket.row = "finished", error, time.perf_counter(), None
+            ticket.state, ticket.error, ticket.ended = "finished", error, time.perf_counter()
             ticket.finish = "error"
         notify_listeners([(ticket, RequestOutput("", (), (), "error")) for ticket in tickets])
 

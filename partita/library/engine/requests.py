@@ -48,9 +48,6 @@ class Work:
     """Name of an adapter of the package; None: the adapter of the batch (`BatchOptions.adapter`)."""
     is_warm_up: bool = False
     """A warm-up request, whose adapter reports omit."""
-    keep_row: bool = False
-    """Keep its row and cache for a next turn when it ends, until released. If running rows would change the cache of a
-    finished row, the next turn prefills everything again."""
 
 
 class RequestOutput(NamedTuple):
@@ -80,8 +77,8 @@ class CompletionResult:
 
 
 class Ticket:
-    """A submitted request and the completion of its current turn. The thread that steps the engine changes it; any
-    thread may read and cancel it.
+    """A submitted request and its completion. The thread that steps the engine changes it; any thread may read and
+    cancel it.
     """
 
     def __init__(
@@ -97,14 +94,7 @@ class Ticket:
         self.work, self.listener, self.on_step, self._on_cancel = work, listener, on_step, on_cancel
         self.row: int | None = None
         """Its row of the batch; None without one."""
-        self.released = False
-        self.begin_turn((), work.prompt, work.sampling, stream)
-
-    def begin_turn(
-        self, earlier: tuple[int, ...], prompt: tuple[int, ...], sampling: Sampling, stream: TextStream | None = None
-    ) -> None:
-        """Wait with a new turn after the tokens of `earlier` turns. For the engine."""
-        self._earlier, self.prompt, self.sampling, self.stream = earlier, prompt, sampling, stream
+        self.stream = stream
         self.tokens: list[int] = []
         self.pieces: list[str] = []
         self.finish: str | None = None
@@ -113,9 +103,9 @@ class Ticket:
         self.error: PartitaError | None = None
         """The error that ended it with finish reason `error`."""
         self.copied_tokens = 0
-        """Prompt tokens of this turn that were copied from a prefix or another row instead of prefilled."""
+        """Prompt tokens that were in the prefix cache, so they were not prefilled."""
         self.submitted = time.perf_counter()
-        """Times in seconds of `time.perf_counter`, of the current turn."""
+        """Times in seconds of `time.perf_counter`."""
         self.began: float | None = None
         """When it was given a row."""
         self.first_token: float | None = None
@@ -128,25 +118,17 @@ class Ticket:
 
     @property
     def result(self) -> CompletionResult:
-        """The answer of this turn so far."""
+        """The answer so far."""
         reason: Any = self.finish
-        return CompletionResult(self.text, tuple(self.tokens), len(self.prompt), reason, self.sampling)
-
-    @property
-    def history(self) -> tuple[int, ...]:
-        """All tokens of its row: earlier turns, prompt, and answer so far."""
-        return (*self._earlier, *self.prompt, *self.tokens)
+        return CompletionResult(self.text, tuple(self.tokens), len(self.work.prompt), reason, self.work.sampling)
 
     @property
     def longest(self) -> int:
-        """Maximum tokens of its row at the end of this turn."""
-        return len(self._earlier) + len(self.prompt) + (self.sampling.max_new_tokens or 0)
+        """Maximum tokens of its row."""
+        return len(self.work.prompt) + (self.work.sampling.max_new_tokens or 0)
 
     def cancel(self) -> None:
-        """End it from any thread, with `interrupted` after the next step; frees its row unless it is kept.
-
-        A finished request does not change.
-        """
+        """End it from any thread, with `interrupted` after the next step. A finished request does not change."""
         self.cancelled = True
         self._on_cancel(self)
 

@@ -385,13 +385,13 @@ def _begin(engine: GenerationLoop, tokens: int) -> None:
 
 
 def decode(engine: GenerationLoop) -> None:
-    """Run one decode step. With a full cache, rewind every row by a token, or begin a new prompt.
+    """Run one decode step. With a full cache, begin a new prompt.
 
     A cache of two tokens, which is full again at once, gets no decode step.
     """
     anew = False
     while (step := engine.step()) is None or step.phase != "decode":
-        if step is not None or all(engine.rewind(row, 1) for row in range(len(engine.rows))):
+        if step is not None:
             continue
         if anew:
             return

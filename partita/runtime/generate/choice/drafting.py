@@ -16,7 +16,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from partita.errors import PartitaError
 from partita.observations.text_format import listing, name_some
 from partita.runtime.generate.bound_graph import SMALL_STEP_TOKENS
 from partita.runtime.generate.cache.states import KINDS
@@ -70,7 +69,7 @@ def draft(
     if most == 0:
         return Drafts(live)
     for row, room in drafting:
-        draft_tokens(row, room if most is None else min(room, most))
+        row.draft(room if most is None else min(room, most))
     made = plan() if any(row.drafted for row, _ in drafting) else None
     if made is None or not all(row is None or _is_verified(made, index, row) for index, row in enumerate(rows)):
         for row, _ in drafting:
@@ -86,15 +85,7 @@ def get_ready(rows: Sequence[Row | None], runner: Runner, plan: StepPlan) -> Non
     for index, _ in plan.ends:
         row = rows[index]
         if row is not None and row.request.drafter is not None and row.finish is None:
-            draft_tokens(row, 0)
-
-
-def draft_tokens(row: Row, most: int) -> None:
-    """Get at most `most` draft tokens from a row's drafter. A drafter that fails is removed."""
-    try:
-        row.draft(most)
-    except PartitaError as error:
-        row.stop_drafting(str(error))
+            row.draft(0)
 
 
 def _is_verified(plan: StepPlan, index: int, row: Row) -> bool:
