@@ -72,9 +72,6 @@ def test_sequence_crossing_limit_is_recomputed_once(generated, shapes, chunk):
     assert sum(step.new_tokens for step in again) == 13
     assert [step.tokens[0] for step in again] == [()] * (len(again) - 1) + [(7,)]
     assert steps[-1].finish == ("length",)
-    assert any(
-        note.startswith("13 tokens were prefilled again when the sequence grew beyond 12") for note in facts.notes
-    )
 
 
 @pytest.mark.parametrize("length", [LIMIT - 1, LIMIT, LIMIT + 1])

@@ -12,13 +12,13 @@ from typing import Any
 
 from partita.check.requirements import Limits
 from partita.errors import GenerationError, PartitaError, UsageError
+from partita.library.chain import Target
 from partita.library.engine.requests import Listener, Ticket, Work, check_work, weak
 from partita.library.run_report import make_report
 from partita.observations.facts import ProviderFacts, RunFacts
 from partita.observations.records import ChainEntry, Probing
 from partita.options.generation import BatchOptions
 from partita.package.folder import Manifest
-from partita.package.records import Evaluation, Verification
 from partita.partition_reports.records import Report
 from partita.runtime.generate.prefix_file import PrefixContent
 from partita.runtime.generate.record.recorder import Step
@@ -105,11 +105,12 @@ class Engine(ABC):
     error of one row ends its request.
     """
 
-    folder: Path
     opened: OpenedPackage
+    in_worker = False
+    """Whether the package is in a worker process."""
 
-    def __init__(self, manifest: Manifest) -> None:
-        self.manifest = manifest
+    def __init__(self, folder: Path, manifest: Manifest, target: Target) -> None:
+        self.folder, self.manifest, self.target = folder, manifest, target
         self.chunk = 0
         """Prompt tokens per run of the open batch."""
         self.lost_by: PartitaError | None = None
@@ -128,6 +129,10 @@ class Engine(ABC):
         """Raise GenerationError if it is closed, or in a fork of the process that opened it."""
         if self.closed:
             raise GenerationError(CLOSED)
+        self.check_process()
+
+    def check_process(self) -> None:
+        """Raise GenerationError in a fork of the process that opened it."""
         if os.getpid() != self._process:
             raise GenerationError(FORKED)
 
@@ -172,7 +177,7 @@ class Engine(ABC):
         `listener` is called with its pieces and `on_step` with its steps, in the thread that steps. Raises
         GenerationError for an invalid prompt and a closed model, UsageError for an invalid option.
         """
-        check_work(work, self.manifest)
+        check_work(work, self.folder, self.manifest)
         self.check_open()
         if self._text is None and work.stop:
             raise UsageError("`stop` is text, but there is no tokenizer; pass token ids to stop at")
@@ -225,14 +230,6 @@ class Engine(ABC):
             probe_notes = (*probe_notes, *earlier.notes)
         facts = replace(facts, notes=(*facts.notes, *probe_notes))
         return make_report(self.folder, self.manifest, facts, chain, *others)
-
-    @abstractmethod
-    def verify(self, reference: str | None = None) -> Verification:
-        """Replay the package's reference logits, or those of `reference`, in separate sessions."""
-
-    @abstractmethod
-    def evaluate(self) -> Evaluation:
-        """Measure the quality of the package in a separate session."""
 
     @abstractmethod
     def save_prefix(self, prefix: PrefixContent, file: str, prefill_chunk: int | None = None) -> PrefixSaved:

@@ -32,7 +32,6 @@ from partita.library.engine.requests import RequestOutput, Ticket, Work, notify_
 from partita.library.engine.worker_loop import Update
 from partita.options.generation import BatchOptions
 from partita.package.folder import Manifest
-from partita.package.records import Evaluation, Verification
 from partita.partition_reports.records import Report
 from partita.remedies import Remedy
 from partita.runtime.generate.prefix_file import PrefixContent
@@ -42,18 +41,15 @@ from partita.runtime.worker.parent import Worker, WorkerLostError
 PROCESS = "partita.library.engine.worker_loop"
 RETRY_SECONDS = 5.0
 """Minimum seconds between two attempts to restart a worker process."""
-DURING = {
-    "report_facts": "the report",
-    "verify": "verification",
-    "evaluate": "evaluation",
-    "save_prefix": "reading a prefix",
-}
+DURING = {"report_facts": "the report", "save_prefix": "reading a prefix"}
 LOAD_AGAIN = Remedy("load the package again")
 WITHOUT = Remedy("remove {provider} from the chain")
 
 
 class RemoteEngine(Engine):
     """A loaded package in a worker process; see `Engine`."""
+
+    in_worker = True
 
     def __init__(
         self,
@@ -73,8 +69,7 @@ class RemoteEngine(Engine):
         `with_text`: load the tokenizer there. `load_timeout`: seconds for loading; None: no limit. Raises the errors of
         `LocalEngine`, and ProviderError when the worker ends, as every method does.
         """
-        super().__init__(manifest)
-        self.folder = folder
+        super().__init__(folder, manifest, target)
         self._load = folder, target, choice
         self._load_options = {
             "observe": observe,
@@ -82,7 +77,6 @@ class RemoteEngine(Engine):
             "text": with_text and manifest.tokenizer != "none",
             "timeout": load_timeout,
         }
-        self._chain = target.chain
         self._inbox = _Inbox(audience)
         self._sending = Lock()
         """Held while a request is recorded and sent."""
@@ -109,7 +103,7 @@ class RemoteEngine(Engine):
             self._worker.kill()
             self._inbox.events.clear()
             if isinstance(error, WorkerLostError) and not error.closed:
-                raise crash_error(error, self._chain) from error
+                raise crash_error(error, self.target.chain) from error
             raise
         self._worker_error = None
 
@@ -156,6 +150,7 @@ class RemoteEngine(Engine):
 
     def step(self) -> bool:
         """Process the next update of the worker, and pass requests their pieces. False if no request is open."""
+        self.check_process()
         with self._stepping:
             if self._worker_error is None or self._inbox.events:
                 if not self._requests and not self._inbox.events:
@@ -181,16 +176,6 @@ class RemoteEngine(Engine):
         if self._worker_error is None or self._reported is None:
             self._reported = self._make_report(*self._call("report_facts", request))
         return self._reported
-
-    def verify(self, reference: str | None = None) -> Verification:
-        """Replay the reference logits in the worker, or those of `reference`."""
-        found: Verification = self._call("verify", reference)
-        return found
-
-    def evaluate(self) -> Evaluation:
-        """Measure the quality of the package in the worker."""
-        found: Evaluation = self._call("evaluate")
-        return found
 
     def save_prefix(self, prefix: PrefixContent, file: str, prefill_chunk: int | None = None) -> PrefixSaved:
         """Prefill a prefix in the worker and write its states to a file."""
@@ -276,9 +261,9 @@ class RemoteEngine(Engine):
     def _death(self, lost: WorkerLostError, during: str) -> ProviderError:
         """The error for a worker that ended during an operation."""
         ended = "crashed" if lost.signal in CRASHES else "ended"
-        others = foreign(self._chain)
+        others = foreign(self.target.chain)
         otherwise = WITHOUT.filled(provider=" or ".join(others)) if others else None
-        names = ",".join(provider.ort_name for provider in self._chain)
+        names = ",".join(provider.ort_name for provider in self.target.chain)
         return ProviderError(
             f"{names}: the worker process {ended} during {during}: it {lost.summary}",
             remedy=replace(LOAD_AGAIN, alternative=otherwise),

@@ -19,7 +19,7 @@ from partita.observations.text_format import plural
 from partita.options.fields import MAX_SEED, check_fields
 from partita.options.generation import AdapterNames, SpeculationOptions, TokenIds
 from partita.package.folder import Manifest
-from partita.runtime.generate.checks import check_budget, check_prompt
+from partita.runtime.generate.checks import check_adapter, check_budget, check_prompt
 from partita.runtime.generate.choice.sampling import TokenLogprobs
 from partita.runtime.generate.text.stop_strings import check_stops
 from partita.runtime.generate.text.tokens import TextStream, stop_token_ids
@@ -46,8 +46,6 @@ class Work:
     log-probabilities."""
     adapter: str | None = None
     """Name of an adapter of the package; None: the adapter of the batch (`BatchOptions.adapter`)."""
-    is_warm_up: bool = False
-    """A warm-up request, whose adapter reports omit."""
 
 
 class RequestOutput(NamedTuple):
@@ -175,7 +173,7 @@ def weak(method: Callable[[Ticket], object]) -> Callable[[Ticket], object]:
     return call
 
 
-def check_work(work: object, manifest: Manifest, name: str = "the prompt") -> None:
+def check_work(work: object, folder: Path, manifest: Manifest, name: str = "the prompt") -> None:
     """Raise GenerationError for an invalid prompt, UsageError for an invalid option or type.
 
     `name`: name of the prompt in messages.
@@ -188,10 +186,7 @@ def check_work(work: object, manifest: Manifest, name: str = "the prompt") -> No
     check_fields(work.sampling)
     if work.logprobs is not None and not 0 <= work.logprobs <= vocab_size:
         raise UsageError(f"`logprobs` is {work.logprobs}; it must be between 0 and the vocabulary size, {vocab_size}")
-    names = [record.name for record in manifest.switchable]
-    if work.adapter is not None and work.adapter not in names:
-        there = f"choose one of {', '.join(names)}, or leave it out" if names else "it has none"
-        raise UsageError(f"`adapter={work.adapter}`: the package has no adapter of this name; {there}")
+    check_adapter(folder, manifest, work.adapter)
 
 
 def notify_listeners(pieces: Sequence[tuple[Ticket, RequestOutput]]) -> None:

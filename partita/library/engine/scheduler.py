@@ -13,8 +13,10 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 from partita.errors import GenerationError, PackageError, PartitaError, UsageError, out_of_memory
+from partita.library.chain import Target
 from partita.library.engine.base import BUSY, CLOSED, Engine
 from partita.library.engine.requests import RequestOutput, Ticket, Work, notify_listeners
 from partita.options.generation import BatchOptions
@@ -35,8 +37,8 @@ def chunk_tokens(options: BatchOptions) -> int:
 class Scheduler(Engine, ABC):
     """The requests of a loaded package, and their steps. See `Engine` for the methods."""
 
-    def __init__(self, manifest: Manifest, runner: Runner) -> None:
-        super().__init__(manifest)
+    def __init__(self, folder: Path, manifest: Manifest, target: Target, runner: Runner) -> None:
+        super().__init__(folder, manifest, target)
         self.runner = runner
         self._exclusive_length = (runner.contract.recompute_above or 0) if runner.has_rope_length else None
         """Text length above which a row changes the rotary frequencies of other rows. None: rows are independent."""
@@ -112,6 +114,7 @@ class Scheduler(Engine, ABC):
         with self._stepping:
             if self.closed:
                 return False
+            self.check_process()
             did = self._end_cancelled() if self._has_cancelled else 0
             if self._queue:
                 did += self._admit()
@@ -234,7 +237,6 @@ class Scheduler(Engine, ABC):
             frozenset(work.stop_ids),
             fails_alone=True,
             adapter=work.adapter,
-            is_warm_up=work.is_warm_up,
         )
 
     def _adapter(self, ticket: Ticket) -> str | None:

@@ -144,7 +144,7 @@ class Host:
         )
         if text:
             self._text = load_text(folder, manifest.tokenizer, manifest.graph.max_length)
-        for verb in ("open", "report_facts", "verify", "evaluate", "save_prefix"):
+        for verb in ("open", "report_facts", "save_prefix"):
             self.handlers[verb] = getattr(engine, verb)
         self.handlers |= {
             "cancel": lambda number: self.tickets[number].cancel() if number in self.tickets else None,

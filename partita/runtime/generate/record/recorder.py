@@ -92,8 +92,7 @@ class Recorder:
     def on_request(self, index: int, row: Row) -> None:
         """Record a request in row `index`."""
         reads = row.known
-        if not row.request.is_warm_up:
-            self.adapters[row.request.adapter] = None
+        self.adapters[row.request.adapter] = None
         self.longest = max(self.longest, row.known)
         self.max_new_tokens = max(self.max_new_tokens, row.request.max_new_tokens)
         self._requests += 1
