@@ -60,8 +60,9 @@ def _first_tokens(runner: Runner, length: int, rounds: int) -> None:
             seconds = _first_token(runner, prompt, prefix if copied else None)
             if turn:  # the first of each has buffers to make
                 times[copied].append(seconds)
+    kib = sum(values.nbytes for values in prefix.states.values()) / 1024
     read, copied_ms = (1e3 * statistics.median(times[way]) for way in (False, True))
-    print(f"{length:8} {read:9.2f} {copied_ms:10.2f} {read / copied_ms:6.2f} {prefix.size_bytes / 1024:10.0f}")
+    print(f"{length:8} {read:9.2f} {copied_ms:10.2f} {read / copied_ms:6.2f} {kib:10.0f}")
 
 
 def _first_token(runner: Runner, prompt: Sequence[int], prefix: Prefix | None) -> float:

@@ -373,7 +373,7 @@ class Model:
         if tokenizer is not None:
             engine.use_text(tokenizer)
         with self._beginning:
-            chunk = engine.open(batch, longest=max(map(len, ids)))
+            chunk = engine.open(batch)
             generation = Generation(engine, works, chunk, samplings=samplings, speculation=batch)
             self._last = generation.progress
         for line in chunk_ignored(given.prefill_chunk, chunk):

@@ -161,12 +161,12 @@ class Engine(ABC):
         self._text = text
 
     @abstractmethod
-    def open(self, options: BatchOptions, *, longest: int | None = None) -> int:
+    def open(self, options: BatchOptions) -> int:
         """Open a batch for requests and begin a new record for `report`, or share the open batch if its options are
         equal; return the prompt tokens per run.
 
-        `longest`: tokens of the longest prompt, if known. Raises GenerationError while requests with other options are
-        running, and for a prefix of another package; UsageError.
+        Raises GenerationError while requests with other options are running, and for a prefix of another package;
+        UsageError.
         """
 
     def submit(

@@ -84,7 +84,7 @@ class RemoteEngine(Engine):
         """The thread that restarts the worker."""
         self._requests: dict[int, Ticket] = {}
         """Unfinished requests."""
-        self._opening: tuple[BatchOptions, int | None] = BatchOptions(), None
+        self._opening = BatchOptions()
         self._reported: Report | None = None
         """The last report since `open`."""
         self._failed: tuple[PartitaError, float] | None = None
@@ -129,11 +129,11 @@ class RemoteEngine(Engine):
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
-    def open(self, options: BatchOptions, *, longest: int | None = None) -> int:
+    def open(self, options: BatchOptions) -> int:
         """Open a batch, or share the open one; see `Engine.open`."""
         with self._stepping:
-            self._opening = options, longest
-            self.chunk = self._call("open", options, longest=longest)
+            self._opening = options
+            self.chunk = self._call("open", options)
             self.lost_by = self._reported = None
             return self.chunk
 
@@ -294,9 +294,9 @@ class RemoteEngine(Engine):
             self._worker.kill()
             try:
                 self._start()
-                self.open(self._opening[0], longest=self._opening[1])
+                self.open(self._opening)
                 restarts.check()
-                self.open(self._opening[0], longest=self._opening[1])  # a new record for reports
+                self.open(self._opening)  # a new record for reports
                 self._failed = None
             except Exception as raised:  # noqa: BLE001 - the server stays up and retries
                 error = raised if isinstance(raised, PartitaError) else PartitaError(f"internal error: {raised!r}")

@@ -23,7 +23,6 @@ from partita.runtime.generate.checks import check_adapter, check_budget, check_p
 from partita.runtime.generate.choice.sampling import TokenLogprobs
 from partita.runtime.generate.text.stop_strings import check_stops
 from partita.runtime.generate.text.tokens import TextStream, stop_token_ids
-from partita.untrusted_files import read_json_value
 
 State = Literal["waiting", "running", "finished"]
 FinishReason = Literal["stop", "length", "cache_full", "interrupted", "error"]
@@ -341,9 +340,6 @@ def stop_conditions(
     return texts, stop_token_ids(folder) if ids is None else checked_stop_ids(ids, vocab_size)
 
 
-TOKENIZER = "tokenizer.json"
-
-
 def speculation_fact(options: SpeculationOptions) -> SpeculationFact | None:
     """The fact for a run; None without speculative decoding."""
     if options.draft is not None:
@@ -354,7 +350,7 @@ def speculation_fact(options: SpeculationOptions) -> SpeculationFact | None:
 def check_speculation(folder: Path, manifest: Manifest, options: SpeculationOptions) -> None:
     """Check the options without a session.
 
-    Raises UsageError for two options and for a draft with another vocabulary, PackageError for an invalid draft
+    Raises UsageError for two options and for a draft with another vocabulary size, PackageError for an invalid draft
     package.
     """
     if options.draft is None:
@@ -366,23 +362,9 @@ def check_speculation(folder: Path, manifest: Manifest, options: SpeculationOpti
             f"`draft={options.draft}` requires batch size 1, but {folder} has {manifest.graph.batch_size}; "
             "use `speculate=ngram`, or export with `batch_size=1`"
         )
-    other = Path(options.draft)
-    draft = open_folder(other, NO_CHOICE)
-    ours, theirs = _vocabulary(folder), _vocabulary(other)
-    if ours is None or theirs is None:  # then their numbers of logits are compared
-        ours, theirs = manifest.graph.vocab_size, draft.graph.vocab_size
-    if ours != theirs:
+    draft = open_folder(Path(options.draft), NO_CHOICE)
+    if manifest.graph.vocab_size != draft.graph.vocab_size:
         raise UsageError(
             f"`draft={options.draft}`: its vocabulary differs from that of {folder}; "
             "a draft package needs the same tokenizer"
         )
-
-
-def _vocabulary(folder: Path) -> Any:
-    """The tokens of a `tokenizer.json`; None without one that lists them."""
-    try:
-        content: Any = read_json_value(folder / TOKENIZER)
-        added = [(entry["id"], entry["content"]) for entry in content.get("added_tokens") or ()]
-        return content["model"]["vocab"], added
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return None

@@ -90,7 +90,7 @@ class Scheduler(Engine, ABC):
 
     # --- the thread that steps ----------------------------------------------------------------------------------------
 
-    def open(self, options: BatchOptions, *, longest: int | None = None) -> int:
+    def open(self, options: BatchOptions) -> int:
         """Open a batch, or share the open one; see `Engine.open`."""
         with self._stepping:
             self.check_open()
@@ -99,9 +99,7 @@ class Scheduler(Engine, ABC):
                 self._loop, self._options, self.lost_by = self._open_batch(options), options, None
             elif options != self._options:
                 raise GenerationError(BUSY)
-            capacity = self.runner.capacity
-            longest = self.manifest.graph.max_length if longest is None else longest
-            self.chunk = capacity.chunk_of(chunk_tokens(options), longest)
+            self.chunk = self.runner.capacity.chunk_of(chunk_tokens(options), self.manifest.graph.max_length)
             return self.chunk
 
     def step(self) -> bool:

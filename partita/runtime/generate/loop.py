@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partita.errors import GenerationError
+from partita.observations.text_format import plural
 from partita.runtime.generate.checks import check_prompt
 from partita.runtime.generate.choice.drafting import NO_DRAFTS, DraftLengths, Drafts, VerifiedDraft, draft, get_ready
 from partita.runtime.generate.choice.next_tokens import NextTokens
@@ -18,6 +19,7 @@ from partita.runtime.generate.planner import Policy, RowView, StepPlan, plan_ste
 from partita.runtime.generate.prefixes import Prefixes
 from partita.runtime.generate.record.recorder import Step
 from partita.runtime.generate.request import (
+    BY_LENGTH,
     Drafter,
     Prefix,
     Request,
@@ -25,7 +27,6 @@ from partita.runtime.generate.request import (
     check_loads,
     endings,
     logprobs,
-    saved_prefix,
 )
 from partita.runtime.generate.steady_step import SteadyStep, steady_step
 
@@ -144,8 +145,12 @@ class GenerationLoop:
 
     def save_prefix(self, row: int) -> Prefix:
         """The cached tokens of a row and their states. Raises GenerationError if they cannot be read back."""
-        entry, count = self.row(row), self.runner.cache.lengths[row]
-        return saved_prefix(self.runner.cache, row, entry.history[:count], usable=self.keeps_keys(count))
+        cache, count = self.runner.cache, self.runner.cache.lengths[row]
+        if not self.keeps_keys(count):
+            raise GenerationError(f"{plural(count, 'token')} cannot be saved as a prefix: {BY_LENGTH}")
+        if not cache.saves(count, count):
+            raise GenerationError("a state in bfloat16 cannot be read back from this device, so it cannot be saved")
+        return Prefix(self.row(row).history[:count].copy(), cache.save_row(row, count))
 
     def keeps_keys(self, length: int) -> bool:
         """Whether the cached keys of a text of this length are valid for any longer text."""

@@ -33,11 +33,6 @@ class Prefix:
     adapter: str | None = None
     """Name of the row's adapter; states differ between adapters."""
 
-    @property
-    def size_bytes(self) -> int:
-        """Size of the states."""
-        return sum(values.nbytes for values in self.states.values())
-
     def cut(self, tokens: int, cache: Cache) -> Prefix:
         """Its first `tokens`. Requires `cache.saves` for them, or that it has no more."""
         if tokens == len(self.tokens):
@@ -47,20 +42,9 @@ class Prefix:
         return Prefix(self.tokens[:tokens], states, self.adapter)
 
 
-def saved_prefix(cache: Cache, row: int, tokens: Tokens, *, usable: bool) -> Prefix:
-    """The prefix of a row's cached tokens. `usable`: their keys are valid in longer texts.
-
-    Raises GenerationError if they cannot be saved.
-    """
-    if not usable:
-        raise GenerationError(f"{plural(len(tokens), 'token')} cannot be saved as a prefix: {BY_LENGTH}")
-    if not cache.saves(len(tokens), cache.lengths[row]):
-        raise GenerationError("a state in bfloat16 cannot be read back from this device, so it cannot be saved")
-    return Prefix(tokens.copy(), cache.save_row(row, len(tokens)))
-
-
 def check_loads(cache: Cache, tokens: int, *, usable: bool) -> None:
-    """Raise GenerationError if no row can load a prefix for a prompt of this length. `usable`: see `saved_prefix`."""
+    """Raise GenerationError if no row can load a prefix for a prompt of this length. `usable`: its
+    keys are valid in longer texts."""
     if not usable:
         raise GenerationError(f"a prompt of {plural(tokens, 'token')} cannot begin with a prefix: {BY_LENGTH}")
     if not cache.loads_rows:

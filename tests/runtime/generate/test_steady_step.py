@@ -93,7 +93,6 @@ class Both:
                 cache.facts(),
                 [*cache.lengths],
                 cache.dirty,
-                cache.invalid,
                 values,
             ]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from partita.observations.facts import StateFact
-from partita.package.contract import State, state_bytes
+from partita.package.contract import State
 from partita.runtime.generate.cache.states import (
     KINDS,
     FixedState,
@@ -52,8 +52,6 @@ class Cache:
         """Whether a row can begin and continue independently of the others."""
         self.has_spans = all(buffer.has_spans for buffer in self.buffers)
         """Whether a span of rows can be bound."""
-        self.full_bytes = state_bytes(self.states)
-        """Total size of the buffers when every row is full."""
         self.lengths = [0] * batch
         """[rows]: cached tokens of each row, the cache position of its next token."""
         self.invalid: set[int] = set()
