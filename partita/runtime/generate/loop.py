@@ -284,7 +284,7 @@ class GenerationLoop:
         if self.prefixes is not None:
             self.prefixes.before_step(self.rows)
         views = [
-            RowView(0, 0, needs_cache=False) if row is None else row.view(count)
+            RowView(count, 0, needs_cache=False) if row is None else row.view(count)
             for row, count in zip(self.rows, filled, strict=True)
         ]
         if self.prefixes is not None:

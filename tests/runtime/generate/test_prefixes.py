@@ -84,7 +84,7 @@ def test_later_request_reuses_common_prefix_of_released_row(opened, states):
         engine.release_row(row)
 
 
-def test_steps_of_other_rows_overwrite_a_released_row(opened):
+def test_steps_of_other_rows_do_not_spoil_a_released_row(opened):
     engine = GenerationLoop(opened(batch=2, states=("key",), fewer=False), shares=True)
     for prompt in (PROMPTS[0], PROMPTS[1]):
         engine.add_request(Request(prompt, greedy, 3 if prompt is PROMPTS[0] else 9))
