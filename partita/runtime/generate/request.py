@@ -176,7 +176,7 @@ class Row:
         self.known += 1
         if token in self.request.stop_ids:
             self.finish = "stop"
-        elif self.new_tokens == self.request.max_new_tokens:
+        elif self.known - len(self.request.prompt) == self.request.max_new_tokens:
             self.finish = "length"
         elif self.known == len(self.history):
             self.finish = "cache_full"
