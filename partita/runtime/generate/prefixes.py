@@ -1,8 +1,8 @@
 """The prefix cache: a prompt is prefilled from the first token that the cache does not have.
 
-A released row keeps its tokens, except those that padding beside other rows overwrites. A new request gets the free row
-with the most tokens of its prompt, rewound to these. If a running row has more of them, they are copied; the request
-waits for a row that is reading them:
+A released row keeps its tokens; padding in the steps of other rows may overwrite the last of them. A new request gets
+the free row with the most tokens of its prompt, rewound to these. If a running row has more of them, they are copied;
+the request waits for a row that is reading them:
 
     row 0   ▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒     system prompt of 15 tokens and a question of 6
     row 1   ...............▒▒▒▒       the same 15, copied when row 0 has read them, and a question of 4

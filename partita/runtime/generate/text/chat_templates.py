@@ -26,7 +26,7 @@ Message = dict[str, Any]
 Render = Callable[[Sequence[Message]], str]
 OTHER_NAMES = {"developer": "system", "function": "tool"}
 """New and old names of roles; most templates support one of each pair."""
-PROBE = "words of a test message"
+PROBE = "testmessage"
 """Content that no template contains, quotes or trims."""
 MOST_SAID = 400
 """Maximum characters of a template's own error message."""
