@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
-from partita.runtime.generate.checks import check_budget, check_chunk, check_prompt
+from partita.runtime.generate.checks import check_budget, check_prompt
 from partita.runtime.generate.choice.sampling import Sampler
 from partita.runtime.generate.executor import Runner
 from partita.runtime.generate.loop import PREFILL_CHUNK_TOKENS, serve
@@ -29,7 +29,6 @@ def generate(
     ResourceError when a run fails. It can be closed at any time.
     """
     check_budget(max_new_tokens)
-    check_chunk(prefill_chunk)
     for row, prompt in enumerate(prompts):
         check_prompt(prompt, runner.contract, f"prompt {row + 1}" if len(prompts) > 1 else "the prompt")
     samplers = sampler if isinstance(sampler, Sequence) else [sampler] * len(prompts)

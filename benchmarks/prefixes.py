@@ -60,8 +60,9 @@ def _first_tokens(runner: Runner, length: int, rounds: int) -> None:
             seconds = _first_token(runner, prompt, prefix if copied else None)
             if turn:  # the first of each has buffers to make
                 times[copied].append(seconds)
+    kib = sum(values.nbytes for values in prefix.states.values()) / 1024
     read, copied_ms = (1e3 * statistics.median(times[way]) for way in (False, True))
-    print(f"{length:8} {read:9.2f} {copied_ms:10.2f} {read / copied_ms:6.2f} {prefix.size_bytes / 1024:10.0f}")
+    print(f"{length:8} {read:9.2f} {copied_ms:10.2f} {read / copied_ms:6.2f} {kib:10.0f}")
 
 
 def _first_token(runner: Runner, prompt: Sequence[int], prefix: Prefix | None) -> float:
@@ -89,22 +90,22 @@ def _batch(runner: Runner, length: int, requests: int, rounds: int) -> None:
         for shares in times:
             began = time.perf_counter()
             engine = GenerationLoop(runner, shares=shares)
-            answers[shares] = _all(engine, prompts, length)
+            answers[shares] = _all(engine, prompts)
             times[shares].append(time.perf_counter() - began)
-            copied = engine.prefixes.copied_tokens if engine.prefixes is not None else copied
+            copied = engine.prefixes.reused_tokens if engine.prefixes is not None else copied
     same = "" if answers[True] == answers[False] else "  tokens differ"
     apart, shared = (statistics.median(times[way]) for way in (False, True))
     print(f"{length:8} {requests:9} {apart:9.3f} {shared:10.3f} {apart / shared:6.2f} {copied:14}{same}")
 
 
-def _all(engine: GenerationLoop, prompts: Sequence[Sequence[int]], shares: int) -> list[list[int]]:
+def _all(engine: GenerationLoop, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
     """The answers, finished rows replaced at once."""
     waiting, of_row = list(enumerate(prompts)), dict[int, int]()
     found: list[list[int]] = [[] for _ in prompts]
     while waiting or of_row:
         while waiting and None in engine.rows:
             number, prompt = waiting.pop(0)
-            of_row[engine.add_request(Request(prompt, greedy, ANSWER_TOKENS, shares=shares if waiting else 0))] = number
+            of_row[engine.add_request(Request(prompt, greedy, ANSWER_TOKENS))] = number
         step = engine.step()
         assert step is not None
         for row, number in list(of_row.items()):

@@ -1,14 +1,9 @@
-"""A chat that keeps its KV cache: each turn prefills only tokens that are new or that the template has changed.
-
-The template renders the whole conversation in every turn. The cached tokens up to the first difference are kept, and
-the row is rewound to it; if its state cannot be rewound, the whole text is prefilled.
-"""
+"""A chat: the template renders the whole conversation in every turn, and the prefix cache has most of its tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from os.path import commonprefix
 
 from partita.library.engine.base import Engine
 from partita.library.engine.requests import RequestOutput, Ticket, Work
@@ -19,7 +14,7 @@ from partita.runtime.generate.text.tokens import Text
 
 
 class Conversation:
-    """The messages so far, and the request that has them cached. One thread uses it and steps the engine."""
+    """The messages so far. One thread uses it and steps the engine."""
 
     def __init__(
         self,
@@ -38,19 +33,20 @@ class Conversation:
         self._stop, self._stop_ids = tuple(stop), tuple(stop_ids)
         self.messages: list[Message] = list(messages)
         self.turns = 0
-        self._reads = 0
-        """Tokens prefilled in the last turn."""
         self._ticket: Ticket | None = None
+        """The request of the last turn."""
 
     @property
     def read_tokens(self) -> int:
         """Number of tokens that the last turn prefilled."""
-        return self._reads - (0 if self._ticket is None else self._ticket.copied_tokens)
+        ticket = self._ticket
+        return 0 if ticket is None else len(ticket.work.prompt) - ticket.copied_tokens
 
     @property
     def tokens(self) -> int:
-        """Number of cached tokens of the conversation."""
-        return 0 if self._ticket is None else len(self._ticket.history)
+        """Number of tokens of the conversation."""
+        ticket = self._ticket
+        return 0 if ticket is None else len(ticket.work.prompt) + len(ticket.tokens)
 
     @property
     def max_length(self) -> int:
@@ -67,10 +63,10 @@ class Conversation:
         tokens = tuple(self._text.encode_messages(messages))
         seed = self._sampling.seed
         sampling = self._sampling if seed is None else replace(self._sampling, seed=(seed + self.turns) & MAX_SEED)
-        ticket = self._begin(tokens, sampling)
+        self._ticket = self._engine.submit(Work(tokens, sampling, self._stop, self._stop_ids), self._receive)
         self.turns += 1
         self.messages = messages
-        return ticket
+        return self._ticket
 
     def finish(self) -> Ticket:
         """Step until the answer is complete, and add it to the conversation.
@@ -105,29 +101,8 @@ class Conversation:
             messages = [{"role": "system", "content": system}]
             self._text.encode_messages([*messages, {"role": "user", "content": "1"}])
         self.messages = [] if system == "" else messages
-        self._forget()
-
-    def _begin(self, tokens: tuple[int, ...], sampling: Sampling) -> Ticket:
-        """Continue the conversation's request, or submit a new one."""
-        ticket = self._ticket
-        history = () if ticket is None else ticket.history
-        common = min(len(commonprefix([history, tokens])), len(tokens) - 1)
-        if ticket is None or not common:
-            work = Work(tokens, sampling, self._stop, self._stop_ids, keep_row=True)
-            self._forget()
-            ticket = self._ticket = self._engine.submit(work, self._receive)
-            self._reads = len(tokens)
-            return ticket
-        stayed = common == len(history) or self._engine.rewind(ticket, len(history) - common)
-        self._engine.extend(ticket, tokens[common:], sampling)
-        self._reads = len(tokens) - common if stayed and ticket.row is not None else len(tokens)
-        return ticket
+        self._ticket = None
 
     def _receive(self, ticket: Ticket, piece: RequestOutput) -> None:
         if self._on_text is not None and piece.text:
             self._on_text(piece.text)
-
-    def _forget(self) -> None:
-        if self._ticket is not None:
-            self._engine.release(self._ticket)
-            self._ticket = None

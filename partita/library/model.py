@@ -8,12 +8,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from partita.errors import GenerationError, ParityError, ReportError, UsageError
 from partita.files import reserve
 from partita.library.api import LOGGER, method_from_fields, public
 from partita.library.engine.base import Engine, PrefixSaved, ReportRequest
+from partita.library.engine.jobs import run_job
 from partita.library.engine.requests import (
     Work,
     adapters_of,
@@ -41,6 +42,7 @@ from partita.options.generation import (
 )
 from partita.options.inspection import BenchOptions
 from partita.options.placement import PlaceOptions
+from partita.package.folder import check_files
 from partita.package.records import Evaluation, Verification
 from partita.runtime.generate.checks import BEGIN_WITH_ONE, check_adapter, check_prompt
 from partita.runtime.generate.prefix_file import (
@@ -232,7 +234,7 @@ class Model:
         given = None if reference is None else os.fspath(reference)
         if given is not None and os.path.exists(given):  # noqa: PTH110 - it may be any text
             given = os.path.abspath(given)  # noqa: PTH100 - the worker process may be in another folder
-        found = self._open().verify(given)
+        found: Verification = self._separately("verify_with", given)
         if found.status != "verified" and found.tolerance is not None:
             raise VerificationError(
                 f"{self.folder}: its logits differ from the source model's on {found.provider}: {found.detail}", found
@@ -245,7 +247,19 @@ class Model:
 
         Raises PackageError without a text, e.g. for fp32 packages, which `verify` covers.
         """
-        return self._open().evaluate()
+        found: Evaluation = self._separately("evaluate")
+        return found
+
+    def _separately(self, function: str, *arguments: Any) -> Any:
+        """Check the package's hashes, and call a function of `library.verifying` on its chain."""
+        engine = self._open()
+        check_files(self.folder, self.manifest, hashes=True)
+        return run_job(
+            f"partita.library.verifying:{function}",
+            *(self.folder, self.manifest, engine.target, *arguments),
+            chain=engine.target.chain,
+            in_worker=engine.in_worker,
+        )
 
     @public
     def report(self, *, probe_seconds: float = 120.0) -> Report:
@@ -338,8 +352,6 @@ class Model:
     def _begin(self, tokenizer: Text | None, ids: Sequence[tuple[int, ...]], given: GenerationOptions) -> Generation:
         engine = self._open()
         adapters = adapters_of(given.adapter, len(ids))
-        for name in set(adapters):
-            check_adapter(self.folder, self.manifest, name)
         common = adapters[0] if len(set(adapters)) == 1 else None
         batch = self._batch(given, common)
         if given.prefix is not None and len(set(adapters)) > 1:
@@ -357,11 +369,11 @@ class Model:
         if not works:
             raise GenerationError("no prompt was given", remedy=BEGIN_WITH_ONE)
         for number, work in enumerate(works, start=1):
-            check_work(work, self.manifest, f"prompt {number}" if len(works) > 1 else "the prompt")
+            check_work(work, self.folder, self.manifest, f"prompt {number}" if len(works) > 1 else "the prompt")
         if tokenizer is not None:
             engine.use_text(tokenizer)
         with self._beginning:
-            chunk = engine.open(batch, longest=max(map(len, ids)))
+            chunk = engine.open(batch)
             generation = Generation(engine, works, chunk, samplings=samplings, speculation=batch)
             self._last = generation.progress
         for line in chunk_ignored(given.prefill_chunk, chunk):

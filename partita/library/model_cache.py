@@ -34,8 +34,6 @@ COMMITS = ".commits"
 """Folder in it with the commit of each hub id, for runs without a connection."""
 WEIGHT_SUFFIXES = WEIGHTS | {GGUF, ".onnx"}
 LARGEST_HASHED_BYTES = 64 << 20
-LARGEST_HEADER_BYTES = 100_000_000
-"""Limit of the header of a safetensors file, as in its reference implementation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,26 +164,17 @@ def remove_cached(name: str) -> CachedPackage:
 def _content_key(path: Path) -> list[object]:
     """The content of a checkpoint folder or GGUF file, where reading it is cheap, and its path.
 
-    Weight files, and others above 64 MiB: name, size, modification time and the SHA-256 of the safetensors header.
+    Weight files, and others above 64 MiB: name, size, and modification time.
     Other files, such as the config and the tokenizer: name and SHA-256. Hidden files and Markdown are left out.
     """
     found: list[object] = [os.fspath(path.resolve())]
     for file in [path] if path.is_file() else sorted(each for each in path.iterdir() if each.is_file()):
         stat = file.stat()
         if file.suffix in WEIGHT_SUFFIXES or file == path or stat.st_size > LARGEST_HASHED_BYTES:
-            found.append([file.name, stat.st_size, stat.st_mtime_ns, _header_sha256(file)])
+            found.append([file.name, stat.st_size, stat.st_mtime_ns])
         elif file.suffix != ".md" and not file.name.startswith("."):
             found.append([file.name, sha256_of(file)])
     return found
-
-
-def _header_sha256(file: Path) -> str:
-    """SHA-256 of the header of a safetensors file; empty for another format."""
-    if file.suffix != ".safetensors":
-        return ""
-    with file.open("rb") as stream:
-        size = int.from_bytes(stream.read(8), "little")
-        return hashlib.sha256(stream.read(min(size, LARGEST_HEADER_BYTES))).hexdigest()
 
 
 def _file_name(path: Path) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from partita.library.chain import Target
 from partita.library.engine.base import OpenedPackage
 from partita.observations.records import ChainEntry, remedy_of
@@ -46,9 +44,3 @@ def chunk_ignored(requested: int | None, chunk: int) -> tuple[str, ...]:
     if requested is None or requested == chunk:
         return ()
     return (f"`prefill_chunk={requested}` is ignored: this package prefills {chunk} prompt tokens per run",)
-
-
-def gave_up(reasons: Iterable[str | None]) -> tuple[str, ...]:
-    """Notes on rows for which drafting was stopped."""
-    given = dict.fromkeys(reason for reason in reasons if reason is not None)
-    return tuple(f"speculative decoding is off for the rest of this request ({cause})" for cause in given)

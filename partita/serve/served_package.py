@@ -154,7 +154,7 @@ class ServedPackage:
 
         Raises ProviderError when the placement exceeds the limits, and the errors of the run.
         """
-        one = replace(self._first, sampling=replace(self._first.sampling, max_new_tokens=1), is_warm_up=True)
+        one = replace(self._first, sampling=replace(self._first.sampling, max_new_tokens=1))
         for work in (self._first, *(replace(one, adapter=name) for name in self.adapters)):
             self._run(work)
         notes, limits = ("created when the server started",), self._serving.placement

@@ -61,7 +61,7 @@ def test_requests_with_different_adapters_match_individual_runs(
         beside.add(len({ticket.work.adapter for ticket in tickets if ticket.state == "running"}))
     assert [ticket.result.tokens for ticket in tickets] == [known(*each, states=states) for each in ASKED]
     assert max(beside) == (3 if apart else 1), "as many adapters beside each other as there are rows"
-    if batch > 1:
+    if batch > 1 and states != ALL:
         assert any(step.prefix_tokens for step in steps), "what begins alike is read once, with the same adapter"
     assert len({known(ASKED[0][0], name) for name in (None, *RANKS)}) == 3, "the adapters make no difference"
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import psutil
 import pytest
@@ -136,7 +137,7 @@ def test_crash_during_generation_requires_reload(model):
     assert "initialisation_failed" not in said and said.endswith("load the package again")
     assert caught.value.remedy is not None
     assert list(generation) == [] and generation.finish_reason == "error"
-    for call in (lambda: model.generate(PROMPT), model.verify, model.report):
+    for call in (lambda: model.generate(PROMPT), model.report):
         with pytest.raises(partita.ProviderError, match="crashed during generation.*SIGSEGV.*; load the package again"):
             call()
 
@@ -150,12 +151,12 @@ def slow(model: partita.Model) -> partita.Generation:
     return Generation(engine, [work], engine.chunk, samplings=[work.sampling], speculation=BatchOptions())
 
 
-def test_report_survives_crash_and_error_names_provider_to_remove(model):
+def test_report_survives_crash_and_error_names_provider_to_remove(model, tmp_path):
     model.generate(PROMPT, max_new_tokens=4, stop_token_ids=()).run()
     report, engine = model.report(), engine_of(model)
-    engine._chain = parse_chain("webgpu,cpu")
+    engine.target = replace(engine.target, chain=parse_chain("webgpu,cpu"))
     engine._worker.process.send_signal(signal.SIGSEGV)
-    with pytest.raises(partita.ProviderError, match="crashed during verification") as caught:
-        model.verify()
+    with pytest.raises(partita.ProviderError, match="crashed during reading a prefix") as caught:
+        model.save_prefix(tmp_path / "prefix", [5, 6])
     assert "load the package again, or remove webgpu from the chain" in str(caught.value)
     assert model.report() == report

@@ -22,6 +22,7 @@ from tests.runtime.handmade_packages import ALL, LENGTH, VOCAB, handmade, known_
 
 ROLES = {"system": 61, "user": 62, "assistant": 63}
 END = 60
+SYSTEM = "4 5 6 7 8 9 4 3 2 1 11 12 13 14"
 
 
 class Numbers:
@@ -66,7 +67,7 @@ def talk(tmp_path: Path) -> Iterator[Any]:
         sampling = Sampling(temperature=0.0, max_new_tokens=count)
         engine.use_text(text)
         engine.open(BatchOptions())
-        return Conversation(engine, text, sampling, messages=[{"role": "system", "content": "4 5 6"}], on_text=print)
+        return Conversation(engine, text, sampling, messages=[{"role": "system", "content": SYSTEM}], on_text=print)
 
     yield factory
     for engine in engines:
@@ -88,19 +89,16 @@ def test_every_turn_matches_full_prefill_of_conversation(talk, states, batch, fo
         wanted = conversation._text.encode_messages([*conversation.messages, {"role": "user", "content": message}])
         assert turn(conversation, message) == known_tokens(wanted, 3, states)
         read.append((conversation.read_tokens, len(wanted)))
-    if states == ALL and (forgets or batch > 1):
-        assert all(taken == whole for taken, whole in read), "a state goes neither back nor rests beside others"
-    else:
-        changed = 3 + 1 if forgets else 0  # the answer without its first word, read once more
-        assert read[0][0] == read[0][1]
-        assert all(taken <= len([END, 62, 1, 2, 3, END, 63]) + changed for taken, _ in read[1:])
+    changed = 3 + 1 if forgets else 0  # the answer without its first word, read once more
+    assert read[0][0] == read[0][1]
+    assert all(taken <= len([39, END, 62, 1, 2, 3, END, 63]) + changed for taken, _ in read[1:])
 
 
 def test_read_tokens_is_unaffected_by_prefix_copies_of_other_requests(talk):
     conversation = talk(("key",), 3)
     scheduler = conversation._engine
     conversation.ask("7 8")
-    whole = len(conversation._ticket.history)
+    whole = len(conversation._ticket.work.prompt)
     alike = tuple((7 * i + 3) % VOCAB for i in range(20))
     others = [scheduler.submit(Work((*alike, end), Sampling(temperature=0.0, max_new_tokens=2))) for end in (1, 2)]
     conversation.finish()
@@ -113,7 +111,7 @@ def test_reset_restores_or_replaces_system_message(talk):
     conversation = talk(("key",))
     first = turn(conversation, "7 8")
     conversation.reset()
-    assert conversation.messages == [{"role": "system", "content": "4 5 6"}]
+    assert conversation.messages == [{"role": "system", "content": SYSTEM}]
     assert turn(conversation, "7 8") == first
     conversation.reset("9")
     assert turn(conversation, "7 8") == known_tokens([61, 9, 60, 62, 7, 8, 60, 63], 3, ("key",))
@@ -140,8 +138,8 @@ def test_interrupted_response_is_part_of_conversation(talk):
     assert conversation.finish().result.finish_reason == "interrupted"
     wanted = conversation._text.encode_messages([*conversation.messages, {"role": "user", "content": "9"}])
     conversation.ask("9")
-    assert conversation.read_tokens <= 5, "the cache is good"
     tokens = list(conversation.finish().result.tokens)
+    assert conversation.read_tokens <= 6, "the cache is good"
     assert tokens == known_tokens(wanted, len(tokens), ("key",)) and tokens
 
 
@@ -149,7 +147,7 @@ def test_message_without_response_is_removed(talk):
     conversation = talk(("key",))
     conversation.ask("7 8").cancel()
     assert conversation.finish().result.tokens == ()
-    assert conversation.messages == [{"role": "system", "content": "4 5 6"}]
+    assert conversation.messages == [{"role": "system", "content": SYSTEM}]
 
 
 def test_ctrl_c_before_row_assignment_allows_next_turn(talk, monkeypatch):
@@ -172,4 +170,4 @@ def test_ctrl_c_before_row_assignment_allows_next_turn(talk, monkeypatch):
 def test_conversation_uses_given_seed(talk):
     conversation = talk(("key",))
     conversation._sampling = Sampling(temperature=1.0, seed=2**40 + 5, max_new_tokens=2)
-    assert conversation.ask("7").sampling.seed == 2**40 + 5
+    assert conversation.ask("7").work.sampling.seed == 2**40 + 5

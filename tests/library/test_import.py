@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import partita
-from partita.library.api import public, python_values
+from partita.library.api import python_values
 from partita.options.fields import check_fields
 from tests.conftest import REPOSITORY
 
@@ -136,18 +136,6 @@ class Counted:
 def test_python_values_converts_numbers_to_builtin_types(given: object, own: object) -> None:
     found = python_values(given)
     assert repr(found) == repr(own) and type(found) is type(own)
-
-
-@public
-def counted(count: int, ids: list[int] | None = None) -> tuple[int, list[int] | None]:
-    """What it was given."""
-    return count, ids
-
-
-def test_arguments_accept_integer_like_objects():
-    call: Any = counted  # its annotations name Python's numbers alone
-    assert call(Counted(), ids=[np.int64(5)]) == (7, [5])
-    assert call(np.int8(1), ids=np.array([5, 6])) == (1, [5, 6])
 
 
 def test_sampling_accepts_number_types_and_rejects_booleans():

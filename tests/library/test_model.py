@@ -323,19 +323,6 @@ def test_stop_token_ids_must_be_in_vocabulary(model, ids):
     assert model.generate(PROMPT, max_new_tokens=1, stop_token_ids=[model.vocab_size - 1]).run().tokens
 
 
-def test_repr_of_generation_and_report_is_short(model):
-    generation = model.generate(PROMPT, max_new_tokens=3, stop_token_ids=())
-    assert repr(generation) == "<partita.Generation: 0 new tokens, not started>"
-    next(generation)
-    assert repr(generation) == "<partita.Generation: 1 new tokens, running>"
-    assert repr(generation.run()) == "<partita.Generation: 3 new tokens, length>"
-    report = model.report()
-    nodes = len(report.phases[0].nodes)
-    told = f"of generate {model.folder}: {nodes} of {nodes} nodes on CPU in prefill; "
-    assert told in repr(report) and len(repr(report)) < 200 + len(str(model.folder))
-    assert len(str(report).splitlines()) <= 10
-
-
 def test_report_before_generation_raises_report_error(model):
     with pytest.raises(partita.ReportError, match="nothing has been generated"):
         model.report()
@@ -636,23 +623,6 @@ def test_forked_model_raises_and_parent_continues(package, process):
         assert len(begun.run().tokens[0]) == 4
 
 
-def test_threads_can_share_a_generation(package):
-    with partita.load(package, "cpu") as model:
-        expected = model.generate("return the", max_new_tokens=40, stop_token_ids=()).run()
-        shared = model.generate("return the", max_new_tokens=40, stop_token_ids=())
-        pieces: list[tuple[int, str]] = []
-        threads = [
-            threading.Thread(target=lambda: pieces.extend((step.index, step.texts[0]) for step in shared))
-            for _ in range(4)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert shared.tokens == expected.tokens
-    assert "".join(text for _, text in sorted(pieces)) == expected.text
-
-
 def test_relative_package_paths_survive_chdir(package, own_copy, monkeypatch, tmp_path):
     """Stop tokens are read from the package in every call."""
     folder = own_copy(package)
@@ -699,9 +669,6 @@ def test_missing_logits_position_raises_generation_error(package, monkeypatch):
             model.generate("return the value", max_new_tokens=2).run()
 
 
-# What says where a model is to run, as a user writes it
-
-
 # What a run over a file goes on with: only with what gives the same answers, in folders of other exporters too
 
 
@@ -736,9 +703,3 @@ def test_foreign_hash_detects_change_with_equal_size_and_time(tmp_path: Path) ->
     path.write_bytes(content.replace(b"memory_in_7", b"memory_in_8").replace(b"memory_out_7", b"memory_out_8"))
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     assert path.stat().st_size == stat.st_size and hash_of(folder) != before
-
-
-def test_numpy_numbers_are_accepted_as_options(model):
-    drawn = tokens(model, temperature=0.8, seed=3, top_p=0.5)
-    assert tokens(model, temperature=np.float32(0.8), seed=np.int64(3), top_p=np.float64(0.5)) == drawn
-    assert len(model.generate(PROMPT, max_new_tokens=np.int32(2), stop_token_ids=()).run().results[0].tokens) == 2

@@ -8,8 +8,7 @@
 
 With adapters, the embedding of a token is e + e A B of that of its row, so that every state depends on it.
 
-`felt`: the same, but its mask multiplies by 0, and token BROKEN has no finite embedding. `felt later`: what a
-position may not see of its own step is left out, as kernels do.
+`felt`: the same, but its mask multiplies by 0, and token BROKEN has no finite embedding.
 
 `rope`: logits show the rope_length that a step was given, and the smallest one that is cached up to its position.
 """
@@ -114,24 +113,19 @@ class Drawing:
         where = self.node("Reshape", self.node("Cast", positions, to=TensorProto.INT64), shape)
         return self.node("ScatterElements", state, where, self.node("Reshape", values, shape), axis=2, result=result)
 
-    def up_to(self, keys: str, positions: str, batch: int, beyond: float, felt: str = "") -> str:
-        """[B, S, N]: the keys that a position sees, and `beyond` for the others. `felt`: these times 0, or those of
-        later steps alone.
-        """
+    def up_to(self, keys: str, positions: str, batch: int, beyond: float, *, felt: bool = False) -> str:
+        """[B, S, N]: the keys that a position sees, and `beyond` for the others. `felt`: these times 0."""
         rows = self.constant(np.arange(LENGTH), "int32")
         seen = self.node("LessOrEqual", rows, self.column(positions, 2))
         flat = self.node("Reshape", keys, self.constant([batch, 1, LENGTH]))
-        if felt == "felt":
-            return self.node("Mul", flat, self.node("Cast", seen, to=TensorProto.FLOAT))
         if felt:
-            last = self.node("ReduceMax", self.column(positions, 2), axes=[1], keepdims=1)
-            inside = self.node("LessOrEqual", rows, last)
-            flat = self.node("Mul", flat, self.node("Cast", inside, to=TensorProto.FLOAT))
-            seen = self.node("Or", seen, self.node("Not", inside))
+            return self.node("Mul", flat, self.node("Cast", seen, to=TensorProto.FLOAT))
         return self.node("Where", seen, flat, self.constant(beyond, "float32"))
 
 
-def summing_graph(drawing: Drawing, batch: int, states: Sequence[str], adapted: bool = False, *, felt: str = "") -> str:
+def summing_graph(
+    drawing: Drawing, batch: int, states: Sequence[str], adapted: bool = False, *, felt: bool = False
+) -> str:
     """Draw the graph of `summing`, or `felt`, and name its logits [B, S, vocab]."""
     table = EMBEDDING.copy()
     table[BROKEN] = np.inf if felt else table[BROKEN]
@@ -209,8 +203,7 @@ STATES: dict[Kind, tuple[str, str, Callable[[int], tuple[int, ...]]]] = {
 }
 GRAPHS: dict[str, Callable[[Drawing, int, Sequence[str], bool], str]] = {
     "summing": summing_graph,
-    "felt": partial(summing_graph, felt="felt"),
-    "felt later": partial(summing_graph, felt="later"),
+    "felt": partial(summing_graph, felt=True),
     "rope": rope_graph,
 }
 PHASES: dict[str, tuple[tuple[str, str, int | None], ...]] = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 
 import psutil
 import pytest
@@ -59,27 +58,6 @@ def test_template_may_change_case_of_short_message(package_copy):
     """The marker words of the content check change case as well."""
     template = "{% for m in messages %}{{ m['content'] | upper }}\n{% endfor %}"
     assert said(package_copy, template, "HI") == "HI\n"
-
-
-def test_long_conversation_is_encoded_in_linear_time(package_copy):
-    """The search for each message starts behind the previous message."""
-    folder = package_copy()
-    (folder / "chat_template.jinja").write_text(STRINGS)
-    text = load_text(folder)
-    messages = [{"role": ("user", "assistant")[index % 2], "content": "ok"} for index in range(20_001)]
-    began = time.monotonic()
-    assert text.decode_at_once(text.encode_messages(messages)).count("ok") == len(messages)
-    assert time.monotonic() - began < 10, "160 s before"
-
-
-def test_omitted_messages_in_long_conversation_are_reported_quickly(package_copy):
-    folder = package_copy()
-    (folder / "chat_template.jinja").write_text(USER_ONLY)
-    messages = [{"role": ("user", "tool")[index % 2], "content": "ok"} for index in range(4_001)]
-    began = time.monotonic()
-    with pytest.raises(GenerationError, match="omits the content of the tool message"):
-        load_text(folder).encode_messages(messages)
-    assert time.monotonic() - began < 10
 
 
 @pytest.mark.parametrize(("knows", "role"), [("", "system"), ("{# system, developer #}", "developer")])

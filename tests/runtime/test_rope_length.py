@@ -72,9 +72,6 @@ def test_sequence_crossing_limit_is_recomputed_once(generated, shapes, chunk):
     assert sum(step.new_tokens for step in again) == 13
     assert [step.tokens[0] for step in again] == [()] * (len(again) - 1) + [(7,)]
     assert steps[-1].finish == ("length",)
-    assert any(
-        note.startswith("13 tokens were prefilled again when the sequence grew beyond 12") for note in facts.notes
-    )
 
 
 @pytest.mark.parametrize("length", [LIMIT - 1, LIMIT, LIMIT + 1])
@@ -110,28 +107,19 @@ def test_replay_verifies_with_constant_rope_length(tmp_path):
         assert found.status == "verified", found.detail
 
 
-def test_next_turn_crossing_limit_is_prefilled_with_full_history(tmp_path):
-    """Cached keys of a short sequence do not match the frequencies of a long sequence."""
-    folder = handmade(tmp_path / "rope", graph="rope", batch=1, recompute_above=LIMIT)
+@pytest.mark.parametrize(("limit", "length"), [(LIMIT, 17), (None, 11)])
+def test_next_turn_does_not_reuse_keys_of_another_length(tmp_path, limit, length):
+    """Cached keys of a short sequence do not match the frequencies of a longer one."""
+    folder = handmade(tmp_path / "rope", graph="rope", batch=1, recompute_above=limit)
     spy = Spy()
     with load_runner(folder, CPU, threads=1) as runner:
-        engine = GenerationLoop(runner)
-        row = engine.add_request(Request(tuple(prompt(6)), spy, max_new_tokens=2))
-        while engine.step() is not None:
-            pass
-        assert spy.cached[-1] <= LIMIT
-        engine.extend(row, prompt(9), max_new_tokens=2)
-        while engine.step() is not None:
-            pass
-    assert spy.now[-2:] == [17, 18] and spy.cached[-2:] == [17, 17], "a key of a shorter text was left in the cache"
-
-
-def test_sequence_with_length_dependent_rope_cannot_be_rewound(tmp_path):
-    """The remaining keys were rotated for the longer sequence."""
-    folder = handmade(tmp_path / "rope", graph="rope", batch=1, recompute_above=None)
-    with load_runner(folder, CPU, threads=1) as runner:
-        engine = GenerationLoop(runner)
-        row = engine.add_request(Request(tuple(prompt(20)), Spy(), max_new_tokens=2))
-        while engine.step() is not None:
-            pass
-        assert not engine.rewind(row, 15)
+        engine = GenerationLoop(runner, shares=True)
+        for tokens in (prompt(6), prompt(length)):
+            engine.add_request(Request(tuple(tokens), spy, max_new_tokens=2))
+            while engine.step() is not None:
+                pass
+            engine.release_row(0)
+    assert spy.now[-2:] == [length, length + 1]
+    if limit:
+        assert spy.cached[-2:] == [17, 17], "a key of a shorter text was left in the cache"
+    assert engine.prefixes is not None and not engine.prefixes.reused_tokens

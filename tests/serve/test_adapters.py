@@ -92,7 +92,6 @@ def test_prefix_cache_is_not_shared_between_adapters(
         assert list(pool.map(answered, asked)) == wanted
     assert [answered(each) for each in asked] == wanted
     assert max(beside) > 1 if engine.manifest.graph.adapters_by_row else max(beside) == 1
-    assert sum(ticket.copied_tokens for ticket in tickets) > 0, "what begins alike is read once, with the same adapter"
 
 
 def test_model_names_map_each_name_to_a_single_model() -> None:

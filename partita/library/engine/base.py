@@ -12,17 +12,14 @@ from typing import Any
 
 from partita.check.requirements import Limits
 from partita.errors import GenerationError, PartitaError, UsageError
+from partita.library.chain import Target
 from partita.library.engine.requests import Listener, Ticket, Work, check_work, weak
 from partita.library.run_report import make_report
-from partita.library.sampling import Sampling
 from partita.observations.facts import ProviderFacts, RunFacts
 from partita.observations.records import ChainEntry, Probing
-from partita.observations.text_format import plural
 from partita.options.generation import BatchOptions
 from partita.package.folder import Manifest
-from partita.package.records import Evaluation, Verification
 from partita.partition_reports.records import Report
-from partita.runtime.generate.checks import check_budget, check_prompt
 from partita.runtime.generate.prefix_file import PrefixContent
 from partita.runtime.generate.record.recorder import Step
 from partita.runtime.generate.text.tokens import Text, TextStream
@@ -101,21 +98,6 @@ class Experiments:
     notes: tuple[str, ...]
 
 
-class ThisProcess:
-    """The process id without a system call at each step."""
-
-    id = os.getpid()
-
-    @classmethod
-    def update(cls) -> None:
-        """Set the id in a new fork."""
-        cls.id = os.getpid()
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows, which has no forks
-    os.register_at_fork(after_in_child=ThisProcess.update)
-
-
 class Engine(ABC):
     """A loaded package and its requests. One thread at a time steps it; any thread may submit and cancel.
 
@@ -123,11 +105,12 @@ class Engine(ABC):
     error of one row ends its request.
     """
 
-    folder: Path
     opened: OpenedPackage
+    in_worker = False
+    """Whether the package is in a worker process."""
 
-    def __init__(self, manifest: Manifest) -> None:
-        self.manifest = manifest
+    def __init__(self, folder: Path, manifest: Manifest, target: Target) -> None:
+        self.folder, self.manifest, self.target = folder, manifest, target
         self.chunk = 0
         """Prompt tokens per run of the open batch."""
         self.lost_by: PartitaError | None = None
@@ -138,7 +121,7 @@ class Engine(ABC):
         self.restarts: Restarts | None = None
         """For a worker process: how to restart it; None: when it ends, its requests end with an error."""
         self.closed = False
-        self._process = ThisProcess.id
+        self._process = os.getpid()
         self._stepping = threading.RLock()
         """Held by the thread that steps or otherwise changes requests."""
 
@@ -146,7 +129,11 @@ class Engine(ABC):
         """Raise GenerationError if it is closed, or in a fork of the process that opened it."""
         if self.closed:
             raise GenerationError(CLOSED)
-        if ThisProcess.id != self._process:
+        self.check_process()
+
+    def check_process(self) -> None:
+        """Raise GenerationError in a fork of the process that opened it."""
+        if os.getpid() != self._process:
             raise GenerationError(FORKED)
 
     @property
@@ -174,12 +161,12 @@ class Engine(ABC):
         self._text = text
 
     @abstractmethod
-    def open(self, options: BatchOptions, *, longest: int | None = None) -> int:
+    def open(self, options: BatchOptions) -> int:
         """Open a batch for requests and begin a new record for `report`, or share the open batch if its options are
         equal; return the prompt tokens per run.
 
-        `longest`: tokens of the longest prompt, if known. Raises GenerationError while requests with other options are
-        running, and for a prefix of another package; UsageError.
+        Raises GenerationError while requests with other options are running, and for a prefix of another package;
+        UsageError.
         """
 
     def submit(
@@ -190,9 +177,11 @@ class Engine(ABC):
         `listener` is called with its pieces and `on_step` with its steps, in the thread that steps. Raises
         GenerationError for an invalid prompt and a closed model, UsageError for an invalid option.
         """
-        check_work(work, self.manifest)
+        check_work(work, self.folder, self.manifest)
         self.check_open()
-        ticket = Ticket(work, self._checked_stream(work, work.prompt), listener, on_step, weak(self._cancel))
+        if self._text is None and work.stop:
+            raise UsageError("`stop` is text, but there is no tokenizer; pass token ids to stop at")
+        ticket = Ticket(work, self._stream(work), listener, on_step, weak(self._cancel))
         self._enqueue(ticket)
         return ticket
 
@@ -208,76 +197,17 @@ class Engine(ABC):
     def wait(self, seconds: float | None = None) -> bool:
         """Block until `step` has work, for at most `seconds`; return whether it has."""
 
-    def extend(self, ticket: Ticket, tokens: Sequence[int], sampling: Sampling) -> None:
-        """Begin the next turn of a kept request: run `tokens` after its history, then generate with `sampling`.
-
-        Tokens that are no longer cached are prefilled again. Raises GenerationError for invalid tokens, UsageError.
-        """
-        given = tuple(tokens)
-        with self._stepping:
-            self.check_open()
-            history = _finished_history(ticket)
-            check_budget(sampling.max_new_tokens or 0)
-            check_prompt(given, self.manifest.graph, "the next turn")
-            check_prompt((*history, *given), self.manifest.graph, "history and next turn together", answered=True)
-            stream = self._checked_stream(ticket.work, (*history, *given))
-            self._extend(ticket, given, sampling)
-            ticket.begin_turn(history, given, sampling, stream)
-            if ticket.row is not None:
-                ticket.state, ticket.began = "running", ticket.submitted
-            self._enqueue(ticket)
-
-    def rewind(self, ticket: Ticket, tokens: int) -> bool:
-        """Remove the last `tokens` of a kept request's history.
-
-        False if its cache cannot be rewound; then the next turn prefills the rest again. Raises GenerationError if no
-        token remains.
-        """
-        with self._stepping:
-            history = _finished_history(ticket)
-            if not 0 < tokens < len(history):
-                raise GenerationError(f"a history of {plural(len(history), 'token')} cannot be rewound by {tokens}")
-            rewound = self._rewind(ticket, tokens)
-            ticket.begin_turn(history[:-tokens], (), ticket.sampling)
-            ticket.state = "finished"
-            return rewound
-
-    def release(self, ticket: Ticket) -> None:
-        """Free the row of a kept request that has finished."""
-        with self._stepping:
-            if ticket.state == "finished" and not ticket.released:
-                self._free(ticket)
-                ticket.released = True
-
-    def _checked_stream(self, work: Work, tokens: tuple[int, ...]) -> TextStream | None:
-        """The text of a completion after `tokens`. Raises UsageError for stop strings without a tokenizer."""
-        if self._text is None and work.stop:
-            raise UsageError("`stop` is text, but there is no tokenizer; pass token ids to stop at")
-        return self._stream(work, tokens)
-
     @abstractmethod
-    def _stream(self, work: Work, tokens: tuple[int, ...]) -> TextStream | None:
-        """The text of the completion after `tokens`; None if the worker process decodes it, or nothing does."""
+    def _stream(self, work: Work) -> TextStream | None:
+        """The text of the completion; None if the worker process decodes it, or nothing does."""
 
     @abstractmethod
     def _enqueue(self, ticket: Ticket) -> None:
-        """Run a request or a next turn. Called by any thread."""
+        """Run a request. Called by any thread."""
 
     @abstractmethod
     def _cancel(self, ticket: Ticket) -> None:
         """End a cancelled request. Called by any thread."""
-
-    @abstractmethod
-    def _extend(self, ticket: Ticket, tokens: tuple[int, ...], sampling: Sampling) -> None:
-        """Append tokens to the row of a request, if it has one."""
-
-    @abstractmethod
-    def _rewind(self, ticket: Ticket, tokens: int) -> bool:
-        """Remove the last tokens of the row of a request; False, with its row freed, if that is not possible."""
-
-    @abstractmethod
-    def _free(self, ticket: Ticket) -> None:
-        """Free the row of a request, if it has one."""
 
     @abstractmethod
     def report(self, request: ReportRequest) -> Report:
@@ -302,14 +232,6 @@ class Engine(ABC):
         return make_report(self.folder, self.manifest, facts, chain, *others)
 
     @abstractmethod
-    def verify(self, reference: str | None = None) -> Verification:
-        """Replay the package's reference logits, or those of `reference`, in separate sessions."""
-
-    @abstractmethod
-    def evaluate(self) -> Evaluation:
-        """Measure the quality of the package in a separate session."""
-
-    @abstractmethod
     def save_prefix(self, prefix: PrefixContent, file: str, prefill_chunk: int | None = None) -> PrefixSaved:
         """Prefill a prefix, with its adapter, and write its states to a file. No request may be running.
 
@@ -319,20 +241,13 @@ class Engine(ABC):
 
     def close(self) -> None:
         """End all requests and free the sessions. May be called repeatedly, from any thread; does nothing in a fork."""
-        if ThisProcess.id == self._process:
+        if os.getpid() == self._process:
             self.closed = True
             self._close()
 
     @abstractmethod
     def _close(self) -> None:
         """End all requests with an error, and free the sessions."""
-
-
-def _finished_history(ticket: Ticket) -> tuple[int, ...]:
-    """The history of a kept request that has finished. Raises GenerationError for others."""
-    if ticket.state != "finished" or not ticket.work.keep_row or ticket.released:
-        raise GenerationError("cannot continue: the request is still running, was not kept, or was released")
-    return ticket.history
 
 
 def _states(chain: Sequence[ChainEntry]) -> list[tuple[str, str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,21 +17,17 @@ from partita.library.chain import Target
 from partita.library.engine.base import BUSY, OpenedPackage, PrefixSaved, ReportRequest
 from partita.library.engine.requests import speculation_fact
 from partita.library.engine.scheduler import Scheduler, chunk_tokens
-from partita.library.notes import gave_up
 from partita.library.place.probing import REFUSAL_SECONDS, package_refused, probe_package
 from partita.library.run_report import option_texts
-from partita.library.verifying import evaluate, verify_with
 from partita.observations.facts import RunFacts
 from partita.observations.records import ChainEntry, Environment
 from partita.options.fields import PathText
 from partita.options.generation import BatchOptions, SpeculationOptions
-from partita.package.folder import Manifest, check_files
-from partita.package.records import Evaluation, Verification
+from partita.package.folder import Manifest
 from partita.partition_reports.records import Report
 from partita.partition_reports.request_records import Request as Asked
 from partita.runtime.chain.open_chain import ChainError, chain_entry, idle_providers
 from partita.runtime.chain.pins import parse_pins
-from partita.runtime.generate.checks import check_chunk
 from partita.runtime.generate.choice.drafting import (
     DraftLength,
     DraftLengths,
@@ -68,11 +64,9 @@ class LocalEngine(Scheduler):
         Raises PackageError, ResourceError, UsageError; ProviderError when the chain cannot be honoured, explained by
         experiments of at most `refusal_seconds`.
         """
-        self.folder, self.target, self._choice, self.audience = folder, target, choice, audience
+        self._choice, self.audience = choice, audience
         self._recorded: BatchOptions | None = None
         """Options of the recorded requests."""
-        self._notes: dict[str, None] = {}
-        """Notes on the requests since `open`."""
         self._identities: dict[str | None, str] = {}
         self._prefixes: dict[tuple[Path, str | None], Prefix] = {}
         """The last prefix by file and adapter, so that a reopened batch needs no file."""
@@ -88,7 +82,7 @@ class LocalEngine(Scheduler):
             )
         except (ChainError, NoKernelError) as error:
             raise package_refused(error, refusal_seconds, audience) from error
-        super().__init__(manifest, runner)
+        super().__init__(folder, manifest, target, runner)
         self._drafters = Drafters(folder, target)
         self._closing = weakref.finalize(self, _free, runner, self._drafters, self._process)
         graphs = runner.graphs
@@ -130,7 +124,7 @@ class LocalEngine(Scheduler):
                 finish_reason=request.finish_reason,
                 finish_detail=request.finish_detail,
                 tokenizer_load_seconds=request.tokenizer_load_seconds,
-                notes=(*request.notes, *self._notes),
+                notes=request.notes,
             )
             if request.complete:
                 facts = with_optimised(facts, [entry.session for entry in runner.graphs])
@@ -175,19 +169,6 @@ class LocalEngine(Scheduler):
             size = write_prefix(Path(file), loop.save_prefix(row), prefix, self._identity(prefix.adapter))
             return PrefixSaved(len(prefix.tokens), size, seconds)
 
-    def verify(self, reference: str | None = None) -> Verification:
-        """Check the package's files, and replay its reference logits in separate sessions.
-
-        `reference`: the source model of a foreign folder.
-        """
-        check_files(self.folder, self.manifest, hashes=True)
-        return verify_with(self.folder, self.manifest, self.target, reference, audience=self.audience)
-
-    def evaluate(self) -> Evaluation:
-        """Measure the quality of the package on the chain, in a separate session."""
-        check_files(self.folder, self.manifest, hashes=True)
-        return evaluate(self.folder, self.manifest, self.target, audience=self.audience)
-
     def _close(self) -> None:
         super()._close()
         with self._stepping:
@@ -197,8 +178,6 @@ class LocalEngine(Scheduler):
 
     def _open_batch(self, options: BatchOptions) -> GenerationLoop:
         """A batch with free rows, and a new record."""
-        if options.prefill_chunk is not None:
-            check_chunk(options.prefill_chunk)
         prefix = None if options.prefix is None else self._prefix(Path(options.prefix), options.adapter)
         self.runner.use_adapters(options.adapter)
         chunk = chunk_tokens(options)
@@ -207,15 +186,8 @@ class LocalEngine(Scheduler):
         if prefix is not None:
             loop.add_prefix(prefix)
         self.runner.begin()
-        self._recorded, self._notes = options, {}
+        self._recorded = options
         return loop
-
-    def _note_stopped_drafting(self, reasons: Sequence[str | None]) -> None:
-        """Note why drafting has stopped, once for each reason."""
-        for line in gave_up(reasons):
-            if line not in self._notes:
-                self._notes[line] = None
-                self.audience.note(line)
 
     def _identity(self, adapter: str | None) -> str:
         """The hash of the package with an adapter, for prefixes; computed once from its files."""
@@ -227,7 +199,7 @@ class LocalEngine(Scheduler):
         """The prefix in a file for this adapter. Raises GenerationError for a prefix of another package."""
         if (file, adapter) not in self._prefixes:
             shapes = self.runner.cache.row_shapes(len(read_content(file).tokens))
-            found = read_prefix(file, self._identity(adapter), adapter, shapes, self.manifest.graph.vocab_size)
+            found = read_prefix(file, self._identity(adapter), adapter, shapes)
             self._prefixes = {(file, adapter): replace(found, adapter=adapter)}
         return self._prefixes[file, adapter]
 

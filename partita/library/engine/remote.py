@@ -21,21 +21,17 @@ from partita.library.api import QUIET, Audience
 from partita.library.chain import Target
 from partita.library.engine.base import (
     CLOSED,
-    FORKED,
     Engine,
     OpenedPackage,
     PrefixSaved,
     ReportRequest,
     Restarts,
-    ThisProcess,
 )
 from partita.library.engine.jobs import CRASHES, AudienceEvents, crash_error, foreign
 from partita.library.engine.requests import RequestOutput, Ticket, Work, notify_listeners
 from partita.library.engine.worker_loop import Update
-from partita.library.sampling import Sampling
 from partita.options.generation import BatchOptions
 from partita.package.folder import Manifest
-from partita.package.records import Evaluation, Verification
 from partita.partition_reports.records import Report
 from partita.remedies import Remedy
 from partita.runtime.generate.prefix_file import PrefixContent
@@ -45,18 +41,15 @@ from partita.runtime.worker.parent import Worker, WorkerLostError
 PROCESS = "partita.library.engine.worker_loop"
 RETRY_SECONDS = 5.0
 """Minimum seconds between two attempts to restart a worker process."""
-DURING = {
-    "report_facts": "the report",
-    "verify": "verification",
-    "evaluate": "evaluation",
-    "save_prefix": "reading a prefix",
-}
+DURING = {"report_facts": "the report", "save_prefix": "reading a prefix"}
 LOAD_AGAIN = Remedy("load the package again")
 WITHOUT = Remedy("remove {provider} from the chain")
 
 
 class RemoteEngine(Engine):
     """A loaded package in a worker process; see `Engine`."""
+
+    in_worker = True
 
     def __init__(
         self,
@@ -76,8 +69,7 @@ class RemoteEngine(Engine):
         `with_text`: load the tokenizer there. `load_timeout`: seconds for loading; None: no limit. Raises the errors of
         `LocalEngine`, and ProviderError when the worker ends, as every method does.
         """
-        super().__init__(manifest)
-        self.folder = folder
+        super().__init__(folder, manifest, target)
         self._load = folder, target, choice
         self._load_options = {
             "observe": observe,
@@ -85,7 +77,6 @@ class RemoteEngine(Engine):
             "text": with_text and manifest.tokenizer != "none",
             "timeout": load_timeout,
         }
-        self._chain = target.chain
         self._inbox = _Inbox(audience)
         self._sending = Lock()
         """Held while a request is recorded and sent."""
@@ -93,7 +84,7 @@ class RemoteEngine(Engine):
         """The thread that restarts the worker."""
         self._requests: dict[int, Ticket] = {}
         """Unfinished requests."""
-        self._opening: tuple[BatchOptions, int | None] = BatchOptions(), None
+        self._opening = BatchOptions()
         self._reported: Report | None = None
         """The last report since `open`."""
         self._failed: tuple[PartitaError, float] | None = None
@@ -112,7 +103,7 @@ class RemoteEngine(Engine):
             self._worker.kill()
             self._inbox.events.clear()
             if isinstance(error, WorkerLostError) and not error.closed:
-                raise crash_error(error, self._chain) from error
+                raise crash_error(error, self.target.chain) from error
             raise
         self._worker_error = None
 
@@ -138,30 +129,28 @@ class RemoteEngine(Engine):
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
-    def open(self, options: BatchOptions, *, longest: int | None = None) -> int:
+    def open(self, options: BatchOptions) -> int:
         """Open a batch, or share the open one; see `Engine.open`."""
         with self._stepping:
-            self._opening = options, longest
-            self.chunk = self._call("open", options, longest=longest)
+            self._opening = options
+            self.chunk = self._call("open", options)
             self.lost_by = self._reported = None
             return self.chunk
 
-    def _stream(self, work: Work, tokens: tuple[int, ...]) -> None:
+    def _stream(self, work: Work) -> None:
         return None
 
     def _enqueue(self, ticket: Ticket) -> None:
         with self._sending:
             if self._worker_error is not None and self.restarts is None:
                 raise self._ended_error()
-            is_next_turn = ticket.number in self._requests
             self._requests[ticket.number] = ticket
-            if not is_next_turn and self._worker_error is None and self._restarting in (None, get_ident()):
+            if self._worker_error is None and self._restarting in (None, get_ident()):
                 self._send(ticket)
 
     def step(self) -> bool:
         """Process the next update of the worker, and pass requests their pieces. False if no request is open."""
-        if ThisProcess.id != self._process:
-            raise GenerationError(FORKED)
+        self.check_process()
         with self._stepping:
             if self._worker_error is None or self._inbox.events:
                 if not self._requests and not self._inbox.events:
@@ -180,21 +169,6 @@ class RemoteEngine(Engine):
         """Block until `step` has work, for at most `seconds`; return whether it has."""
         return self._inbox.wait(seconds)
 
-    def _extend(self, ticket: Ticket, tokens: tuple[int, ...], sampling: Sampling) -> None:
-        self._call("extend", ticket.number, tokens, sampling)
-        self._requests[ticket.number] = ticket
-
-    def _rewind(self, ticket: Ticket, tokens: int) -> bool:
-        rewound: bool = self._call("rewind", ticket.number, tokens)
-        if not rewound:
-            ticket.row = None
-        return rewound
-
-    def _free(self, ticket: Ticket) -> None:
-        ticket.row = None
-        with suppress(PartitaError):
-            self._worker.send("release", ticket.number)
-
     # --- the package --------------------------------------------------------------------------------------------------
 
     def report(self, request: ReportRequest) -> Report:
@@ -202,16 +176,6 @@ class RemoteEngine(Engine):
         if self._worker_error is None or self._reported is None:
             self._reported = self._make_report(*self._call("report_facts", request))
         return self._reported
-
-    def verify(self, reference: str | None = None) -> Verification:
-        """Replay the reference logits in the worker, or those of `reference`."""
-        found: Verification = self._call("verify", reference)
-        return found
-
-    def evaluate(self) -> Evaluation:
-        """Measure the quality of the package in the worker."""
-        found: Evaluation = self._call("evaluate")
-        return found
 
     def save_prefix(self, prefix: PrefixContent, file: str, prefill_chunk: int | None = None) -> PrefixSaved:
         """Prefill a prefix in the worker and write its states to a file."""
@@ -279,7 +243,7 @@ class RemoteEngine(Engine):
                 ticket.pieces.append(text)
             if end is not None:
                 ticket.finish, ticket.state = finish, "finished"
-                ticket.error, ticket.ended, ticket.row, ticket.copied_tokens = end
+                ticket.error, ticket.ended, ticket.copied_tokens = end
                 del requests[number]
             pieces.append((ticket, RequestOutput(text, tokens, logprobs, finish)))
         try:
@@ -297,9 +261,9 @@ class RemoteEngine(Engine):
     def _death(self, lost: WorkerLostError, during: str) -> ProviderError:
         """The error for a worker that ended during an operation."""
         ended = "crashed" if lost.signal in CRASHES else "ended"
-        others = foreign(self._chain)
+        others = foreign(self.target.chain)
         otherwise = WITHOUT.filled(provider=" or ".join(others)) if others else None
-        names = ",".join(provider.ort_name for provider in self._chain)
+        names = ",".join(provider.ort_name for provider in self.target.chain)
         return ProviderError(
             f"{names}: the worker process {ended} during {during}: it {lost.summary}",
             remedy=replace(LOAD_AGAIN, alternative=otherwise),
@@ -330,9 +294,9 @@ class RemoteEngine(Engine):
             self._worker.kill()
             try:
                 self._start()
-                self.open(self._opening[0], longest=self._opening[1])
+                self.open(self._opening)
                 restarts.check()
-                self.open(self._opening[0], longest=self._opening[1])  # a new record for reports
+                self.open(self._opening)  # a new record for reports
                 self._failed = None
             except Exception as raised:  # noqa: BLE001 - the server stays up and retries
                 error = raised if isinstance(raised, PartitaError) else PartitaError(f"internal error: {raised!r}")
@@ -357,7 +321,7 @@ class RemoteEngine(Engine):
         """End requests with an error."""
         for ticket in tickets:
             self._requests.pop(ticket.number, None)
-            ticket.state, ticket.error, ticket.ended, ticket.row = "finished", error, time.perf_counter(), None
+            ticket.state, ticket.error, ticket.ended = "finished", error, time.perf_counter()
             ticket.finish = "error"
         notify_listeners([(ticket, RequestOutput("", (), (), "error")) for ticket in tickets])
 

@@ -19,11 +19,10 @@ from partita.observations.text_format import plural
 from partita.options.fields import MAX_SEED, check_fields
 from partita.options.generation import AdapterNames, SpeculationOptions, TokenIds
 from partita.package.folder import Manifest
-from partita.runtime.generate.checks import check_budget, check_prompt
+from partita.runtime.generate.checks import check_adapter, check_budget, check_prompt
 from partita.runtime.generate.choice.sampling import TokenLogprobs
 from partita.runtime.generate.text.stop_strings import check_stops
 from partita.runtime.generate.text.tokens import TextStream, stop_token_ids
-from partita.untrusted_files import read_json_value
 
 State = Literal["waiting", "running", "finished"]
 FinishReason = Literal["stop", "length", "cache_full", "interrupted", "error"]
@@ -46,11 +45,6 @@ class Work:
     log-probabilities."""
     adapter: str | None = None
     """Name of an adapter of the package; None: the adapter of the batch (`BatchOptions.adapter`)."""
-    is_warm_up: bool = False
-    """A warm-up request, whose adapter reports omit."""
-    keep_row: bool = False
-    """Keep its row and cache for a next turn when it ends, until released. If running rows would change the cache of a
-    finished row, the next turn prefills everything again."""
 
 
 class RequestOutput(NamedTuple):
@@ -80,8 +74,8 @@ class CompletionResult:
 
 
 class Ticket:
-    """A submitted request and the completion of its current turn. The thread that steps the engine changes it; any
-    thread may read and cancel it.
+    """A submitted request and its completion. The thread that steps the engine changes it; any thread may read and
+    cancel it.
     """
 
     def __init__(
@@ -97,14 +91,7 @@ class Ticket:
         self.work, self.listener, self.on_step, self._on_cancel = work, listener, on_step, on_cancel
         self.row: int | None = None
         """Its row of the batch; None without one."""
-        self.released = False
-        self.begin_turn((), work.prompt, work.sampling, stream)
-
-    def begin_turn(
-        self, earlier: tuple[int, ...], prompt: tuple[int, ...], sampling: Sampling, stream: TextStream | None = None
-    ) -> None:
-        """Wait with a new turn after the tokens of `earlier` turns. For the engine."""
-        self._earlier, self.prompt, self.sampling, self.stream = earlier, prompt, sampling, stream
+        self.stream = stream
         self.tokens: list[int] = []
         self.pieces: list[str] = []
         self.finish: str | None = None
@@ -113,9 +100,9 @@ class Ticket:
         self.error: PartitaError | None = None
         """The error that ended it with finish reason `error`."""
         self.copied_tokens = 0
-        """Prompt tokens of this turn that were copied from a prefix or another row instead of prefilled."""
+        """Prompt tokens that were in the prefix cache, so they were not prefilled."""
         self.submitted = time.perf_counter()
-        """Times in seconds of `time.perf_counter`, of the current turn."""
+        """Times in seconds of `time.perf_counter`."""
         self.began: float | None = None
         """When it was given a row."""
         self.first_token: float | None = None
@@ -128,25 +115,17 @@ class Ticket:
 
     @property
     def result(self) -> CompletionResult:
-        """The answer of this turn so far."""
+        """The answer so far."""
         reason: Any = self.finish
-        return CompletionResult(self.text, tuple(self.tokens), len(self.prompt), reason, self.sampling)
-
-    @property
-    def history(self) -> tuple[int, ...]:
-        """All tokens of its row: earlier turns, prompt, and answer so far."""
-        return (*self._earlier, *self.prompt, *self.tokens)
+        return CompletionResult(self.text, tuple(self.tokens), len(self.work.prompt), reason, self.work.sampling)
 
     @property
     def longest(self) -> int:
-        """Maximum tokens of its row at the end of this turn."""
-        return len(self._earlier) + len(self.prompt) + (self.sampling.max_new_tokens or 0)
+        """Maximum tokens of its row."""
+        return len(self.work.prompt) + (self.work.sampling.max_new_tokens or 0)
 
     def cancel(self) -> None:
-        """End it from any thread, with `interrupted` after the next step; frees its row unless it is kept.
-
-        A finished request does not change.
-        """
+        """End it from any thread, with `interrupted` after the next step. A finished request does not change."""
         self.cancelled = True
         self._on_cancel(self)
 
@@ -193,7 +172,7 @@ def weak(method: Callable[[Ticket], object]) -> Callable[[Ticket], object]:
     return call
 
 
-def check_work(work: object, manifest: Manifest, name: str = "the prompt") -> None:
+def check_work(work: object, folder: Path, manifest: Manifest, name: str = "the prompt") -> None:
     """Raise GenerationError for an invalid prompt, UsageError for an invalid option or type.
 
     `name`: name of the prompt in messages.
@@ -206,10 +185,7 @@ def check_work(work: object, manifest: Manifest, name: str = "the prompt") -> No
     check_fields(work.sampling)
     if work.logprobs is not None and not 0 <= work.logprobs <= vocab_size:
         raise UsageError(f"`logprobs` is {work.logprobs}; it must be between 0 and the vocabulary size, {vocab_size}")
-    names = [record.name for record in manifest.switchable]
-    if work.adapter is not None and work.adapter not in names:
-        there = f"choose one of {', '.join(names)}, or leave it out" if names else "it has none"
-        raise UsageError(f"`adapter={work.adapter}`: the package has no adapter of this name; {there}")
+    check_adapter(folder, manifest, work.adapter)
 
 
 def notify_listeners(pieces: Sequence[tuple[Ticket, RequestOutput]]) -> None:
@@ -364,9 +340,6 @@ def stop_conditions(
     return texts, stop_token_ids(folder) if ids is None else checked_stop_ids(ids, vocab_size)
 
 
-TOKENIZER = "tokenizer.json"
-
-
 def speculation_fact(options: SpeculationOptions) -> SpeculationFact | None:
     """The fact for a run; None without speculative decoding."""
     if options.draft is not None:
@@ -377,7 +350,7 @@ def speculation_fact(options: SpeculationOptions) -> SpeculationFact | None:
 def check_speculation(folder: Path, manifest: Manifest, options: SpeculationOptions) -> None:
     """Check the options without a session.
 
-    Raises UsageError for two options and for a draft with another vocabulary, PackageError for an invalid draft
+    Raises UsageError for two options and for a draft with another vocabulary size, PackageError for an invalid draft
     package.
     """
     if options.draft is None:
@@ -389,23 +362,9 @@ def check_speculation(folder: Path, manifest: Manifest, options: SpeculationOpti
             f"`draft={options.draft}` requires batch size 1, but {folder} has {manifest.graph.batch_size}; "
             "use `speculate=ngram`, or export with `batch_size=1`"
         )
-    other = Path(options.draft)
-    draft = open_folder(other, NO_CHOICE)
-    ours, theirs = _vocabulary(folder), _vocabulary(other)
-    if ours is None or theirs is None:  # then their numbers of logits are compared
-        ours, theirs = manifest.graph.vocab_size, draft.graph.vocab_size
-    if ours != theirs:
+    draft = open_folder(Path(options.draft), NO_CHOICE)
+    if manifest.graph.vocab_size != draft.graph.vocab_size:
         raise UsageError(
             f"`draft={options.draft}`: its vocabulary differs from that of {folder}; "
             "a draft package needs the same tokenizer"
         )
-
-
-def _vocabulary(folder: Path) -> Any:
-    """The tokens of a `tokenizer.json`; None without one that lists them."""
-    try:
-        content: Any = read_json_value(folder / TOKENIZER)
-        added = [(entry["id"], entry["content"]) for entry in content.get("added_tokens") or ()]
-        return content["model"]["vocab"], added
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return None

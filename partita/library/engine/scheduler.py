@@ -13,24 +13,20 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from itertools import islice
-from os.path import commonprefix
+from pathlib import Path
 
 from partita.errors import GenerationError, PackageError, PartitaError, UsageError, out_of_memory
-from partita.library.engine.base import BUSY, CLOSED, FORKED, Engine, ThisProcess
+from partita.library.chain import Target
+from partita.library.engine.base import BUSY, CLOSED, Engine
 from partita.library.engine.requests import RequestOutput, Ticket, Work, notify_listeners
-from partita.library.sampling import Sampling
 from partita.options.generation import BatchOptions
 from partita.package.folder import Manifest
 from partita.runtime.generate.choice.sampling import RecordingSampler, make_sampler
 from partita.runtime.generate.loop import PREFILL_CHUNK_TOKENS, GenerationLoop
 from partita.runtime.generate.record.recorder import Step
-from partita.runtime.generate.request import Request, most_shared
+from partita.runtime.generate.request import Request
 from partita.runtime.generate.runner import Runner
 from partita.runtime.generate.text.tokens import TextStream
-
-LOOKAHEAD = 8
-"""Number of waiting requests that are compared for common prefixes."""
 
 
 def chunk_tokens(options: BatchOptions) -> int:
@@ -41,18 +37,16 @@ def chunk_tokens(options: BatchOptions) -> int:
 class Scheduler(Engine, ABC):
     """The requests of a loaded package, and their steps. See `Engine` for the methods."""
 
-    def __init__(self, manifest: Manifest, runner: Runner) -> None:
-        super().__init__(manifest)
+    def __init__(self, folder: Path, manifest: Manifest, target: Target, runner: Runner) -> None:
+        super().__init__(folder, manifest, target)
         self.runner = runner
         self._exclusive_length = (runner.contract.recompute_above or 0) if runner.has_rope_length else None
         """Text length above which a row changes the rotary frequencies of other rows. None: rows are independent."""
-        self._keeps_cache = runner.rows == 1 or (runner.cache.padding_is_safe and self._exclusive_length is None)
-        """Whether a finished row keeps its cache while others are running."""
         self._options = BatchOptions()
         self._loop: GenerationLoop | None = None
         """None before the first batch, or after an error of a run; the next request opens another."""
         self._rows: list[Ticket | None] = [None] * runner.rows
-        """Running and kept requests."""
+        """Running requests."""
         self._queue: deque[Ticket] = deque()
         self._changed = threading.Condition()
         """Guards the queue."""
@@ -66,7 +60,7 @@ class Scheduler(Engine, ABC):
     @property
     def running(self) -> int:
         """Number of unfinished requests with a row."""
-        return len([ticket for ticket in self._rows if ticket is not None and ticket.state == "running"])
+        return len(self._rows) - self._rows.count(None)
 
     @property
     def waiting(self) -> int:
@@ -75,14 +69,13 @@ class Scheduler(Engine, ABC):
 
     # --- any thread ---------------------------------------------------------------------------------------------------
 
-    def _stream(self, work: Work, tokens: tuple[int, ...]) -> TextStream | None:
-        return None if self._text is None else self._text.stream(tokens, work.stop, work.stop_ids)
+    def _stream(self, work: Work) -> TextStream | None:
+        return None if self._text is None else self._text.stream(work.prompt, work.stop, work.stop_ids)
 
     def _enqueue(self, ticket: Ticket) -> None:
         with self._changed:
             self.check_open()
-            if ticket.row is None:
-                self._queue.append(ticket)
+            self._queue.append(ticket)
             self._changed.notify_all()
 
     def _cancel(self, ticket: Ticket) -> None:
@@ -97,25 +90,17 @@ class Scheduler(Engine, ABC):
 
     # --- the thread that steps ----------------------------------------------------------------------------------------
 
-    def open(self, options: BatchOptions, *, longest: int | None = None) -> int:
+    def open(self, options: BatchOptions) -> int:
         """Open a batch, or share the open one; see `Engine.open`."""
         with self._stepping:
             self.check_open()
             self._end_cancelled()
             if not (self.running or self._queue):
-                for ticket in filter(None, list(self._rows)):
-                    self._free(ticket)
                 self._loop, self._options, self.lost_by = self._open_batch(options), options, None
             elif options != self._options:
                 raise GenerationError(BUSY)
-            capacity = self.runner.capacity
-            longest = self.manifest.graph.max_length if longest is None else longest
-            self.chunk = capacity.chunk_of(chunk_tokens(options), longest)
+            self.chunk = self.runner.capacity.chunk_of(chunk_tokens(options), self.manifest.graph.max_length)
             return self.chunk
-
-    @abstractmethod
-    def _note_stopped_drafting(self, reasons: Sequence[str | None]) -> None:
-        """Note why drafting has stopped. `reasons`: [B], None for other rows."""
 
     def step(self) -> bool:
         """Give free rows to waiting requests, and run one step of all rows. False if there was nothing to do.
@@ -127,12 +112,11 @@ class Scheduler(Engine, ABC):
         with self._stepping:
             if self.closed:
                 return False
-            if ThisProcess.id != self._process:
-                raise GenerationError(FORKED)
+            self.check_process()
             did = self._end_cancelled() if self._has_cancelled else 0
             if self._queue:
                 did += self._admit()
-            stepped = [ticket for ticket in self._rows if ticket is not None and ticket.state == "running"]
+            stepped = [ticket for ticket in self._rows if ticket is not None]
             if not stepped or self._loop is None:
                 return did > 0
             try:
@@ -148,25 +132,10 @@ class Scheduler(Engine, ABC):
             try:
                 self._pass_on(step, stepped)
             except BaseException as error:
-                self._lose_if_interrupted(error)
+                if not isinstance(error, Exception):  # Ctrl-C: rows may be inconsistent
+                    self._lose(None)
                 raise
             return True
-
-    def _extend(self, ticket: Ticket, tokens: tuple[int, ...], sampling: Sampling) -> None:
-        if ticket.row is not None and self._loop is not None:
-            try:
-                self._loop.extend(ticket.row, tokens, make_sampler(sampling), sampling.max_new_tokens)
-            except BaseException as error:
-                self._lose_if_interrupted(error)
-                raise
-
-    def _rewind(self, ticket: Ticket, tokens: int) -> bool:
-        loop, row = self._loop, ticket.row
-        if row is None or loop is None or not loop.rewind(row, tokens):
-            self._free(ticket)
-            return False
-        self._end_row(row, loop)
-        return True
 
     def _close(self) -> None:
         """End all requests with an error."""
@@ -190,18 +159,17 @@ class Scheduler(Engine, ABC):
         return ending or self.running > 0 or (bool(self._queue) and self._can_begin())
 
     def _can_begin(self) -> bool:
-        """Whether a row is free, or can be freed, and may begin while others are running."""
+        """Whether a row is free, and the first waiting request is independent of running requests.
+
+        No other request overtakes it.
+        """
         if not self.running:
             return True
-        return None in self._rows and self._is_independent()
-
-    def _is_independent(self) -> bool:
-        """Whether the first waiting request is independent of running requests. No other request overtakes it."""
         with self._changed:
             first = self._queue[0] if self._queue else None
+        if first is None or None not in self._rows:
+            return False
         limit, others = self._exclusive_length, [other for other in self._rows if other is not None]
-        if first is None or not others:
-            return True
         own_adapters = self.runner.contract.adapters_by_row
         fits = own_adapters or all(self._adapter(other) == self._adapter(first) for other in others)
         return fits and (limit is None or all(other.longest <= limit for other in (first, *others)))
@@ -219,14 +187,9 @@ class Scheduler(Engine, ABC):
         return len(gone)
 
     def _admit(self) -> int:
-        """Give free rows (if none runs, also those of kept requests) to waiting requests; the number handled."""
-        if not self._can_begin():
-            return 0
-        if not self.running and not (None in self._rows and self._is_independent()):
-            for resting in filter(None, list(self._rows)):
-                self._free(resting)
+        """Give free rows to waiting requests; the number handled."""
         done = 0
-        while None in self._rows and self._is_independent():
+        while self._can_begin():
             with self._changed:
                 ticket = self._queue.popleft() if self._queue else None
             if ticket is None:
@@ -264,26 +227,15 @@ class Scheduler(Engine, ABC):
 
     def _request(self, ticket: Ticket) -> Request:
         """The loop's request of a ticket. Raises UsageError."""
-        work, sampler = ticket.work, make_sampler(ticket.sampling)
+        work, sampler = ticket.work, make_sampler(ticket.work.sampling)
         return Request(
-            ticket.history,
+            work.prompt,
             sampler if work.logprobs is None else RecordingSampler(sampler, work.logprobs),
-            ticket.sampling.max_new_tokens or 0,
+            work.sampling.max_new_tokens or 0,
             frozenset(work.stop_ids),
             fails_alone=True,
-            shares=self._shared_tokens(ticket),
             adapter=work.adapter,
-            is_warm_up=work.is_warm_up,
         )
-
-    def _shared_tokens(self, ticket: Ticket) -> int:
-        """Prompt tokens shared with waiting requests, for the prefix cache."""
-        with self._changed:
-            waiting = [
-                other for other in islice(self._queue, LOOKAHEAD) if self._adapter(other) == self._adapter(ticket)
-            ]
-            begin = [other.history for other in waiting]
-        return most_shared([len(commonprefix([ticket.history, other])) for other in begin])
 
     def _adapter(self, ticket: Ticket) -> str | None:
         """The adapter of a request."""
@@ -293,8 +245,6 @@ class Scheduler(Engine, ABC):
         """Pass every request the tokens of its row, then its listener the piece, then observers the step."""
         pieces: list[tuple[Ticket, RequestOutput]] = []
         observers: dict[Callable[[Step], object] | None, None] = {}
-        if step.drafting_stopped:
-            self._note_stopped_drafting(step.drafting_stopped)
         for ticket in stepped:
             observers[ticket.on_step] = None
             try:
@@ -326,29 +276,16 @@ class Scheduler(Engine, ABC):
         if ticket.finish is None:
             return RequestOutput(text, tokens, logprobs, None) if tokens or text else None
         wrong = step.errors[row] if step.errors else None
-        self._over(
-            ticket, ticket.finish, None if wrong is None else GenerationError(wrong), surplus=len(new) - len(tokens)
-        )
+        self._over(ticket, ticket.finish, None if wrong is None else GenerationError(wrong))
         return RequestOutput(text, tokens, logprobs, ticket.finish)
 
-    def _over(self, ticket: Ticket, reason: str, error: PartitaError | None = None, surplus: int = 0) -> RequestOutput:
-        """End a request, free its row unless it is kept; return its last piece. `surplus`: tokens after its answer."""
-        loop, text = self._loop, ticket.end_text()
+    def _over(self, ticket: Ticket, reason: str, error: PartitaError | None = None) -> RequestOutput:
+        """End a request and free its row; return its last piece."""
+        text = ticket.end_text()
         ticket.finish = reason
         ticket.state, ticket.error, ticket.ended = "finished", error, time.perf_counter()
-        if ticket.row is not None and loop is not None:
-            if ticket.work.keep_row and error is None and self._keeps_cache:
-                self._end_row(ticket.row, loop, surplus)
-            else:
-                self._free(ticket)
+        self._free(ticket)
         return RequestOutput(text, (), (), reason)
-
-    def _end_row(self, row: int, loop: GenerationLoop, surplus: int = 0) -> None:
-        """End a row at the end of its request's answer."""
-        with suppress(PartitaError):  # the next step shows that the batch is lost
-            if surplus:
-                loop.rewind(row, surplus)
-            loop.end_row(row)
 
     def _free(self, ticket: Ticket) -> None:
         """Remove a request from its row, if it has one."""
@@ -357,7 +294,7 @@ class Scheduler(Engine, ABC):
             return
         self._rows[row] = None
         if self._loop is not None:
-            with suppress(PartitaError):  # see above
+            with suppress(PartitaError):  # the next step shows that the batch is lost
                 self._loop.release_row(row)
 
     def _lose(self, error: PartitaError | None) -> None:
@@ -369,8 +306,3 @@ class Scheduler(Engine, ABC):
             ticket.row = None
         reason = "interrupted" if error is None else "error"
         notify_listeners([(ticket, self._over(ticket, reason, error)) for ticket in lost if ticket.state == "running"])
-
-    def _lose_if_interrupted(self, error: BaseException) -> None:
-        """Drop the batch after Ctrl-C, because rows may be inconsistent."""
-        if not isinstance(error, Exception):
-            self._lose(None)

@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 SEND_SECONDS = 0.002
 """Steps that take less are short. Updates of consecutive short steps are sent at most this often, unless a request
 begins or ends."""
-End: TypeAlias = tuple[PartitaError | None, float, int | None, int]
-"""How a request ended: error; time by `time.perf_counter`, which processes share; kept row; copied prompt tokens."""
+End: TypeAlias = tuple[PartitaError | None, float, int]
+"""How a request ended: error; time by `time.perf_counter`, which processes share; prompt tokens from the prefix
+cache."""
 
 
 class Update(NamedTuple):
@@ -72,7 +73,7 @@ class Host:
         self._channel = channel
         self._text: Text | None = None
         self.tickets: dict[int, Ticket] = {}
-        """Unfinished and kept requests."""
+        """Unfinished requests."""
         self._waiting: dict[int, Ticket] = {}
         self._pieces: list[tuple[int, str, tuple[int, ...], tuple[TokenLogprobs, ...], str | None, End | None]] = []
         self._step: Step | None = None
@@ -143,13 +144,10 @@ class Host:
         )
         if text:
             self._text = load_text(folder, manifest.tokenizer, manifest.graph.max_length)
-        for verb in ("open", "report_facts", "verify", "evaluate", "save_prefix"):
+        for verb in ("open", "report_facts", "save_prefix"):
             self.handlers[verb] = getattr(engine, verb)
         self.handlers |= {
             "cancel": lambda number: self.tickets[number].cancel() if number in self.tickets else None,
-            "extend": self.extend,
-            "rewind": lambda number, tokens: engine.rewind(self.tickets[number], tokens),
-            "release": lambda number: engine.release(self.tickets.pop(number)),
         }
         return engine.opened
 
@@ -159,23 +157,17 @@ class Host:
         def receive(ticket: Ticket, piece: RequestOutput) -> None:
             end = None
             if piece.finish_reason is not None:
-                end = ticket.error, ticket.ended or 0.0, ticket.row, ticket.copied_tokens
-                if not work.keep_row:
-                    self.tickets.pop(number, None)
+                end = ticket.error, ticket.ended or 0.0, ticket.copied_tokens
+                self.tickets.pop(number, None)
             self._pieces.append((number, *piece, end))
 
         try:
             self.engine.use_text(self._text if with_text else None)
             ticket = self.engine.submit(work, receive, self._on_step if with_steps else None)
         except PartitaError as error:
-            self._pieces.append((number, "", (), (), "error", (error, 0.0, None, 0)))
+            self._pieces.append((number, "", (), (), "error", (error, 0.0, 0)))
             return
         self.tickets[number] = self._waiting[number] = ticket
-
-    def extend(self, number: int, *turn: Any) -> None:
-        """Begin the next turn of a request."""
-        self.engine.extend(self.tickets[number], *turn)
-        self._waiting[number] = self.tickets[number]
 
     def _on_step(self, step: Step) -> None:
         self._step = step

@@ -33,12 +33,6 @@ def check_budget(max_new_tokens: int) -> None:
         raise UsageError(f"`max_new_tokens` is {max_new_tokens}; it must be at least 1")
 
 
-def check_chunk(prefill_chunk: int) -> None:
-    """Raise UsageError for a prefill chunk below 1."""
-    if prefill_chunk < 1:
-        raise UsageError(f"`prefill_chunk` is {prefill_chunk}; it must be at least 1")
-
-
 def check_prompt(prompt: Sequence[int], contract: Contract, subject: str, *, answered: bool = False) -> None:
     """Raise GenerationError for token ids that a row cannot hold. `subject`: of the message.
 

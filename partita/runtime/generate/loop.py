@@ -11,15 +11,15 @@ import numpy.typing as npt
 
 from partita.errors import GenerationError
 from partita.observations.text_format import plural
-from partita.runtime.generate.checks import check_prompt, length_remedy
+from partita.runtime.generate.checks import check_prompt
 from partita.runtime.generate.choice.drafting import NO_DRAFTS, DraftLengths, Drafts, VerifiedDraft, draft, get_ready
 from partita.runtime.generate.choice.next_tokens import NextTokens
-from partita.runtime.generate.choice.sampling import RecordingSampler, Sampler
 from partita.runtime.generate.executor import Runner
 from partita.runtime.generate.planner import Policy, RowView, StepPlan, plan_step, prompts_first, rows_at_work_first
 from partita.runtime.generate.prefixes import Prefixes
 from partita.runtime.generate.record.recorder import Step
 from partita.runtime.generate.request import (
+    BY_LENGTH,
     Drafter,
     Prefix,
     Request,
@@ -27,7 +27,6 @@ from partita.runtime.generate.request import (
     check_loads,
     endings,
     logprobs,
-    saved_prefix,
 )
 from partita.runtime.generate.steady_step import SteadyStep, steady_step
 
@@ -86,13 +85,13 @@ class GenerationLoop:
 
         Raises GenerationError if no row is free or the prompt is invalid; UsageError and PackageError for its adapter.
         """
-        self._changes()
         check_prompt(request.prompt, self.runner.contract, "the prompt")
         if None not in self.rows:
             raise GenerationError(
                 "no row of the batch is free; wait for one to finish, or export with a larger `batch_size`"
             )
-        row, cache = self.rows.index(None), self.runner.cache
+        self.steady_step = None
+        self._rested = self._rested or not any(row is not None and row.finish is None for row in self.rows)
         if not any(self.rows):
             self.rope_length = 0  # discard the length of earlier texts
         request = replace(
@@ -100,33 +99,37 @@ class GenerationLoop:
             adapter=self.adapter if request.adapter is None else request.adapter,
             drafter=self.new_drafter() if request.drafter is None and self.new_drafter else request.drafter,
         )
-        cache.release_row(row)
-        self.rows[row] = Row.of(request, self.runner.contract.max_length)
+        entry, prefixes = Row.of(request, self.runner.contract.max_length), self.prefixes
+        prompt = entry.history[: entry.known]
+        index = self.rows.index(None) if prefixes is None else prefixes.free_row(self.rows, prompt, request.adapter)
+        self.rows[index] = entry
         try:
-            self._use_adapters(row)
-            if self.prefixes is not None:
-                self.prefixes.add_row(row, self.rows)
+            self._use_adapters(index)
+            if prefixes is None:
+                self.runner.cache.release_row(index)
+            else:
+                prefixes.add_row(index, self.rows)
         except BaseException:
-            self.release_row(row)
+            self.runner.cache.release_row(index)  # it may hold tokens of another request
+            self.release_row(index)
             raise
         if self.records:
-            self.runner.recorder.on_turn(row, self.row(row), len(request.prompt))
-        return row
+            self.runner.recorder.on_request(index, entry)
+        return index
 
-    def release_row(self, row: int) -> None:
+    def release_row(self, index: int) -> None:
         """Free a row, finished or not."""
+        entry, cache = self.rows[index], self.runner.cache
         self.steady_step = None
-        self.rows[row] = None
-        if self.prefixes is not None:
-            self.prefixes.release_row(row)
-        self.runner.cache.release_row(row)
+        self.rows[index] = None
+        if entry is not None and 0 < cache.lengths[index] < entry.read_until:
+            cache.discard_row(index)  # the logits of its prompt were not checked
+        if self.prefixes is None:
+            cache.release_row(index)
+        else:
+            self.prefixes.release_row(index, entry)
         if self.runner.contract.adapters_by_row:
-            self._use_adapters(row)
-
-    def _changes(self) -> None:
-        """Discard state that is invalid after a row begins or continues."""
-        self.steady_step = None
-        self._rested = self._rested or not any(row is not None and row.finish is None for row in self.rows)
+            self._use_adapters(index)
 
     def _use_adapters(self, index: int) -> None:
         """Run each row with its adapter, or all rows with that of row `index` if a batch supports one adapter."""
@@ -142,8 +145,12 @@ class GenerationLoop:
 
     def save_prefix(self, row: int) -> Prefix:
         """The cached tokens of a row and their states. Raises GenerationError if they cannot be read back."""
-        entry, count = self.row(row), self.runner.cache.lengths[row]
-        return saved_prefix(self.runner.cache, row, entry.history[:count], usable=self.keeps_keys(count))
+        cache, count = self.runner.cache, self.runner.cache.lengths[row]
+        if not self.keeps_keys(count):
+            raise GenerationError(f"{plural(count, 'token')} cannot be saved as a prefix: {BY_LENGTH}")
+        if not cache.saves(count, count):
+            raise GenerationError("a state in bfloat16 cannot be read back from this device, so it cannot be saved")
+        return Prefix(self.row(row).history[:count].copy(), cache.save_row(row, count))
 
     def keeps_keys(self, length: int) -> bool:
         """Whether the cached keys of a text of this length are valid for any longer text."""
@@ -151,63 +158,6 @@ class GenerationLoop:
         if limit is None:
             return not (self.runner.has_rope_length or self.runner.contract.cacheless)
         return max(length, self.longest_rope) <= limit
-
-    def end_row(self, row: int) -> None:
-        """End a row like a stop token. It keeps its cache."""
-        entry = self.row(row)
-        self.steady_step = None
-        entry.finish = entry.finish or "stop"
-
-    def extend(
-        self, row: int, tokens: Sequence[int], sampler: Sampler | None = None, max_new_tokens: int | None = None
-    ) -> None:
-        """Append the tokens of a next turn to a row, with its full token budget, even if it had finished.
-
-        Raises GenerationError for invalid tokens, and for a row that failed.
-        """
-        entry, contract, cache = self.row(row), self.runner.contract, self.runner.cache
-        self._changes()
-        check_prompt(tokens, contract, "the next turn")
-        known = entry.known + len(tokens)
-        if known > contract.max_length:
-            raise GenerationError(
-                f"{plural(len(tokens), 'token')} after {entry.known} exceed the cache length of {contract.max_length}",
-                remedy=length_remedy(known, contract),
-            )
-        if entry.error is not None:
-            raise GenerationError(f"row {row} of the batch has failed: {entry.error}")
-        old = entry.request.sampler
-        if sampler is not None and isinstance(old, RecordingSampler):
-            sampler = old.for_sampler(sampler)
-        budget = entry.request.max_new_tokens if max_new_tokens is None else max_new_tokens
-        entry.request = replace(entry.request, sampler=sampler or old, max_new_tokens=budget)
-        limit = contract.recompute_above
-        outgrows = limit is not None and self.rope_length <= limit < known
-        if outgrows or row in cache.invalid or row in cache.unchecked:  # all tokens are read again
-            cache.release_row(row)
-        entry.extend(tokens)
-        if self.records:
-            self.runner.recorder.on_turn(row, entry, len(tokens))
-
-    def rewind(self, row: int, tokens: int) -> bool:
-        """Remove the last `tokens` of a row; it continues from there, even if it had finished.
-
-        The last remaining token is fed again for its logits. False, without a change, if the cache cannot be rewound: a
-        recurrent state, or rotary frequencies that depend on the text length. Raises GenerationError if no token
-        remains.
-        """
-        entry, cache = self.row(row), self.runner.cache
-        self.steady_step = None
-        if not 0 < tokens < entry.known:
-            raise GenerationError(f"row {row} has {plural(entry.known, 'token')}; it cannot be rewound by {tokens}")
-        back = max(0, cache.lengths[row] - (entry.known - tokens - 1))
-        changes = self.runner.has_rope_length or self.runner.contract.recompute_above is not None
-        if entry.error is not None or changes or not cache.rewind(row, back):
-            return False
-        entry.rewind(tokens)
-        if self.prefixes is not None:
-            self.prefixes.release_row(row)
-        return True
 
     def row(self, index: int) -> Row:
         """The request of a row. Raises GenerationError for a free row."""
@@ -261,14 +211,13 @@ class GenerationLoop:
             self.longest_rope = max(self.longest_rope, self.rope_length)
         seconds = runner.run(plan, graph, self.rope_length)
         drafted = [0 if row is None else row.drafted for row in self.rows]
-        self._note_judged(plan)
         tokens = self.tokens.after_run(self.rows, plan, graph)
         get_ready(self.rows, runner, plan)
         kept = self._cached_counts(plan, drafted, tokens)
         verified = [
             VerifiedDraft(count, len(new) - 1) for count, new in zip(drafted, tokens, strict=True) if count and new
         ]
-        finish, errors, gave_up = endings(self.rows)
+        finish, errors = endings(self.rows)
         now = time.perf_counter()
         step = Step(
             phase="prefill" if plan.is_prefill else "decode",
@@ -286,15 +235,12 @@ class GenerationLoop:
             draft_seconds=drafts.seconds,
             errors=errors,
             logprobs=logprobs(self.rows),
-            prefix_tokens=() if self.prefixes is None else self.prefixes.pop_copied(len(self.rows)),
-            drafting_stopped=gave_up,
+            prefix_tokens=() if self.prefixes is None else self.prefixes.pop_reused(len(self.rows)),
         )
         self.mark = now
         self.tokens.step_count += 1
         first, end = plan.span or (0, len(self.rows))
         self.prompt_tokens_run = self.prompt_tokens_run + plan.new_tokens * (end - first) if plan.is_prefill else 0
-        if self.prefixes is not None:
-            self.prefixes.after_step(step.row_tokens if plan.is_prefill else 0, seconds)
         if self.control is not None and drafts.decoding_rows and not plan.is_prefill:
             self.control[drafts.decoding_rows].record(max(drafted), now - began, verified)
         self.steady_step = steady_step(graph, runner, self.rows, plan)
@@ -303,20 +249,18 @@ class GenerationLoop:
     def _repeat_step(self, steady: SteadyStep, drafts: Drafts) -> Step:
         """Repeat a decode step with the next tokens. Its time ends with the run; sampling counts for the next step."""
         began, now, tokens, ended = steady.run(self.tokens)
-        finish, errors, gave_up = endings(self.rows) if ended or steady.drafts else steady.endings
+        finish, errors = endings(self.rows) if ended else steady.endings
         new_logprobs = logprobs(self.rows) if steady.watched else ()
         # Half the time of `Step(...)`.
         step = Step._make(
             ("decode", 1, len(steady.rows), tokens, now - began, began - self.mark, finish, False, steady.graph.file)
-            + (False, 0, 0, 1, drafts.seconds, errors, new_logprobs, (), gave_up)
+            + (False, 0, 0, 1, drafts.seconds, errors, new_logprobs, ())
         )
         if drafts.decoding_rows and self.control is not None:
             self.control[drafts.decoding_rows].record(0, drafts.seconds + time.perf_counter() - began, ())
         self.mark = now
         self.tokens.step_count += 1
         self.prompt_tokens_run = 0
-        if self.prefixes is not None and self.runner.cache.dirty:
-            self.prefixes.after_step(0, now - began)
         if not ended:
             self.steady_step = steady
         return step
@@ -330,13 +274,6 @@ class GenerationLoop:
             for take, count, new, again in zip(plan.counts, drafted, tokens, anew, strict=True)
         ]
 
-    def _note_judged(self, plan: StepPlan) -> None:
-        """Record the rows in the middle of a prompt, whose logits are not checked."""
-        unjudged, ended = self.runner.cache.unchecked, {index for index, _ in plan.ends}
-        if plan.is_prefill:
-            unjudged.update(i for i, take in enumerate(plan.counts) if take and i not in ended)
-        unjudged -= ended
-
     def plan(self) -> StepPlan | None:
         """The next step of the current rows."""
         capacity, filled = self.runner.capacity, self.runner.cache.lengths
@@ -346,11 +283,11 @@ class GenerationLoop:
         if self.prefixes is not None:
             self.prefixes.before_step(self.rows)
         views = [
-            RowView(0, 0, needs_cache=False) if row is None else row.view(count)
+            RowView(count, 0, needs_cache=False) if row is None else row.view(count)
             for row, count in zip(self.rows, filled, strict=True)
         ]
         if self.prefixes is not None:
-            views = self.prefixes.views(self.rows, views)
+            views = self.prefixes.views(views)
         waited = self.patience is not None and self.prompt_tokens_run >= self.patience
         policy = rows_at_work_first if waited else self.policy
         return plan_step(policy(views, capacity), capacity, self.prefill_chunk)

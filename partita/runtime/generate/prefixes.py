@@ -1,163 +1,121 @@
-"""The prefix cache: common beginnings of prompts are prefilled once, and their states are copied into other rows.
+"""The prefix cache: a prompt is prefilled from the first token that the cache does not have.
 
-A row copies from a running row, or from saved states of earlier rows. If another row is currently reading the common
-tokens, it waits for them:
+A released row keeps its tokens; padding in the steps of other rows may overwrite the last of them. A new request gets
+the free row with the most tokens of its prompt, rewound to these. If a running row has more of them, they are copied;
+the request waits for a row that is reading them:
 
     row 0   ▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒     system prompt of 15 tokens and a question of 6
     row 1   ...............▒▒▒▒       the same 15, copied when row 0 has read them, and a question of 4
 
-Copies are cheap on the host. Device memory is read and written as a whole, so a row only copies if that is faster than
-prefill, by measured times.
-
-Keys and values can be saved after any token. A recurrent state exists only after the row's last token, so a row pauses
-there for one step if others need the state.
+Rows are copied in host memory only: device memory is read and written as a whole, which takes longer than prefill.
+Prefix files are loaded into any memory.
 """
 
 from __future__ import annotations
 
-import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from partita.runtime.generate.cache.cache import Cache
 from partita.runtime.generate.planner import Capacity, RowView
-from partita.runtime.generate.request import Prefix, Row, Tokens, check_loads, common_tokens, cut, most_shared
+from partita.runtime.generate.request import Prefix, Row, Tokens, check_loads
 
 LEAST_TOKENS = 16
-"""Shorter prefixes are prefilled faster than looked up."""
-SEEN_PROMPTS = 16
-"""Number of past prompts that are compared for common prefixes."""
-MOST_SAVED = 8
-"""Maximum number of saved states; the least recently used is dropped."""
-DEVICE_PASSES = 3
-"""Passes over a device's cache: one to save a row, two to load one."""
-DEVICE_BYTES_PER_SECOND = 4e9
-"""Assumed bytes per second of a pass before a measurement: an older PCIe bus."""
+"""Shorter beginnings are prefilled again, except the whole text of a row and prefix files."""
 
 
-@dataclass(slots=True)
-class _Plan:
-    """How a prefilling row shares states with others."""
+class _Source(NamedTuple):
+    """A running row, and the number of its tokens that another row will copy."""
 
+    place: int
     row: Row
-    save_at: int | None = None
-    """Tokens after which its states are saved for others."""
-    waits_for: tuple[int, Row, int] | None = None
-    """The row, and the number of its tokens, that this row will copy."""
+    tokens: int
 
 
 class Prefixes:
-    """Common prefixes of the rows of one batch, and saved states of earlier rows.
+    """The rows of one batch as sources of prefixes, and prefixes from files.
 
     `usable(length)`: whether the keys of a prompt of this length are valid in other prompts.
     """
 
     def __init__(self, cache: Cache, capacity: Capacity, usable: Callable[[int], bool]) -> None:
         self._cache, self._capacity, self._usable = cache, capacity, usable
-        self._most_bytes = cache.full_bytes
-        """Maximum bytes of saved states on the host."""
-        self._permanent: list[Prefix] = []
-        """Prefixes loaded from files; never dropped."""
-        self._saved: list[Prefix] = []
-        self._past_prompts: deque[tuple[str | None, Tokens]] = deque(maxlen=SEEN_PROMPTS)
-        self._plans: dict[int, _Plan] = {}
-        self.copied_tokens = 0
-        """Number of tokens that were copied instead of prefilled."""
-        self.copies = 0
-        """Number of rows that began with copied tokens."""
+        self._files: list[Prefix] = []
+        self._released: dict[int, Row] = {}
+        """The last request of each free row, first released first."""
+        self._awaited: dict[int, _Source] = {}
+        """The source of each row that waits for one."""
+        self.reused_tokens = 0
+        """Number of prompt tokens that were not prefilled."""
         self._unreported: dict[int, int] = {}
-        """Copied tokens by row that were not reported yet."""
-        self._copy_seconds = DEVICE_PASSES * cache.full_bytes / DEVICE_BYTES_PER_SECOND
-        """Seconds of the last copy, or the assumed seconds."""
-        self._read_seconds: float | None = None
-        """Seconds per prompt token in the last prefill step; None before the first."""
-
-    @property
-    def saved(self) -> tuple[Prefix, ...]:
-        """The saved prefixes, most recently used last."""
-        return tuple(self._saved)
+        """Reused tokens by row that were not reported yet."""
 
     def add(self, prefix: Prefix) -> None:
-        """Add a prefix from a file permanently. Raises GenerationError if no row could load it."""
+        """Add a prefix from a file. Raises GenerationError if no row could load it."""
         check_loads(self._cache, len(prefix.tokens), usable=self._usable(len(prefix.tokens)))
-        self._permanent.append(prefix)
+        self._files.append(prefix)
 
-    # --- rows ---------------------------------------------------------------------------------------------------------
+    def free_row(self, rows: Sequence[Row | None], prompt: Tokens, adapter: str | None) -> int:
+        """The free row with the most tokens of a prompt; of equal ones an unused row, else the first released."""
+        unused = [index for index, row in enumerate(rows) if row is None and index not in self._released]
+        return max((*unused, *self._released), key=lambda index: self._own_tokens(index, prompt, adapter))
 
     def add_row(self, index: int, rows: Sequence[Row | None]) -> None:
-        """Copy available states into a new row, and plan later copies."""
-        row = rows[index]
+        """Keep the tokens of a free row that its new request begins with, or load more from a prefix file or row."""
+        row, cache = rows[index], self._cache
         assert row is not None
-        plan = self._plans[index] = _Plan(row)
-        prompt, adapter = row.history[: row.known].copy(), row.request.adapter
-        common = [common_tokens(prompt, other) for with_adapter, other in self._past_prompts if with_adapter == adapter]
-        seen = max(common, default=0) if self._cache.keeps_every_token else most_shared(common)
-        self._past_prompts.append((adapter, prompt))
-        if row.request.listener is not None or self._cache.dirty or not self._cache.loads_rows:
-            return
-        if not self._pays(rows, index):
-            return
-        kept, length = self._longest_saved(prompt, adapter)
-        plan.waits_for = self._source(index, rows, prompt, length + LEAST_TOKENS)
-        if plan.waits_for is not None:
-            self._request_save(plan.waits_for)
-            self._copy_from_row(index, plan, rows)
-        elif kept is not None:
-            if kept not in self._permanent:
-                self._saved.remove(kept)
-                self._saved.append(kept)
-            self._load(index, cut(kept, length, self._cache))
-        wanted = self._copyable_tokens(max(seen, row.request.shares), prompt)
-        if plan.waits_for is None and wanted >= self._cache.lengths[index] + LEAST_TOKENS:
-            plan.save_at = wanted
+        prompt, adapter = row.history[: row.known], row.request.adapter
+        own = 0 if row.request.listener is not None else self._own_tokens(index, prompt, adapter)
+        self._released.pop(index, None)
+        if not (own and cache.rewind(index, cache.lengths[index] - own)):
+            own = 0
+            cache.release_row(index)
+        if row.request.listener is None and cache.loads_rows and self._begins_anywhere(index, rows):
+            prefix, loaded = self._longest_file(prompt, adapter, own)
+            source = self._longest_row(index, rows, prompt, max(own, loaded))
+            if source is not None:
+                self._awaited[index] = source
+                self._copy(index, rows)
+            elif prefix is not None:
+                cache.load_row(index, loaded, prefix.cut(loaded, cache).states)
+                own = loaded
+        if own:
+            self._report(index, own)
 
-    def release_row(self, index: int) -> None:
-        """Mark a row as free."""
-        self._plans.pop(index, None)
+    def release_row(self, index: int, row: Row | None) -> None:
+        """Keep the tokens of a row that is now free, if they are valid."""
+        self._awaited.pop(index, None)
         self._unreported.pop(index, None)
+        if row is None or row.error is not None or index in self._cache.invalid:
+            self._cache.release_row(index)
+        else:
+            self._released[index] = row
 
     def before_step(self, rows: Sequence[Row | None]) -> None:
-        """Copy states that have become available into waiting rows."""
-        for index, plan in self._plans.items():
-            if plan.waits_for is not None:
-                self._copy_from_row(index, plan, rows)
+        """Copy tokens that have become available into waiting rows."""
+        for index in tuple(self._awaited):
+            self._copy(index, rows)
 
-    def views(self, rows: Sequence[Row | None], views: Sequence[RowView]) -> list[RowView]:
-        """The planner's rows: waiting rows have no tokens, and rows whose states others need pause there."""
-        return [self._view(index, rows[index], view) for index, view in enumerate(views)]
+    def views(self, views: Sequence[RowView]) -> list[RowView]:
+        """The planner's rows: waiting rows have no tokens."""
+        return [
+            RowView(view.cache_length, 0, needs_cache=False) if index in self._awaited else view
+            for index, view in enumerate(views)
+        ]
 
-    def after_step(self, read_tokens: int, seconds: float) -> None:
-        """Save the states of rows that have reached the tokens that others need.
-
-        `read_tokens`: prompt tokens of the step, which took `seconds`; 0 for a decode step.
-        """
-        if read_tokens:
-            self._read_seconds = seconds / read_tokens
-        if self._cache.dirty:
-            self._saved.clear()  # it is unknown since when values are not finite
-            return
-        for index, plan in self._plans.items():
-            count, filled = plan.save_at, self._cache.lengths[index]
-            if count is not None and filled >= count:
-                intact = index not in self._cache.invalid and plan.row.error is None  # otherwise the row was zeroed
-                if intact and self._usable(plan.row.known) and self._cache.saves(count, filled):
-                    states = self._cache.save_row(index, count)
-                    self._save(Prefix(plan.row.history[:count].copy(), states, plan.row.request.adapter))
-                plan.save_at = None
-
-    def pop_copied(self, rows: int) -> tuple[int, ...]:
-        """Tokens that each row [B] has copied since the last call; empty if none."""
+    def pop_reused(self, rows: int) -> tuple[int, ...]:
+        """Prompt tokens that each row [B] has reused since the last call; empty if none."""
         if not self._unreported:
             return ()
-        untold, self._unreported = self._unreported, {}
-        return tuple(untold.get(index, 0) for index in range(rows))
+        found, self._unreported = self._unreported, {}
+        return tuple(found.get(index, 0) for index in range(rows))
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
-    def _pays(self, rows: Sequence[Row | None], index: int) -> bool:
+    def _begins_anywhere(self, index: int, rows: Sequence[Row | None]) -> bool:
         """Whether a row that begins in the middle is faster.
 
         Where graphs run chunks only while every row is at its beginning, its first token ends that for all rows.
@@ -165,112 +123,68 @@ class Prefixes:
         others = [(row, self._cache.lengths[place]) for place, row in enumerate(rows) if place != index]
         return self._capacity.appends(1) or any(row is not None and not row.finish and at for row, at in others)
 
-    def _copyable_tokens(self, common: int, prompt: Tokens, *, is_from_file: bool = False) -> int:
-        """Number of common tokens to copy. The last prompt token is always run. `is_from_file`: of a prefix file."""
-        limited = min(common, len(prompt) - 1)
-        if limited < (1 if is_from_file else LEAST_TOKENS) or not self._usable(len(prompt)):
+    def _common(self, prompt: Tokens, other: Tokens) -> int:
+        """Number of tokens of `other` that a prompt begins with. Its last token is always run, for its logits."""
+        count = min(len(prompt) - 1, len(other))
+        if self._cache.dirty or count < 1 or not self._usable(len(prompt)):
             return 0
-        return limited if self._is_worth(limited, is_from_file=is_from_file) else 0
+        return common_tokens(prompt[:count], other[:count])
 
-    def _is_worth(self, tokens: int, *, is_from_file: bool) -> bool:
-        """Whether prefilling this many tokens takes longer than copying them."""
-        if self._cache.on_host:
-            return True
-        if self._read_seconds is None:
-            return is_from_file
-        return tokens * self._read_seconds > self._copy_seconds
+    def _own_tokens(self, index: int, prompt: Tokens, adapter: str | None) -> int:
+        """Number of prompt tokens that a free row has."""
+        row, filled = self._released.get(index), self._cache.lengths[index]
+        if row is None or row.request.adapter != adapter or not self._capacity.appends(1):
+            return 0
+        common = self._common(prompt, row.history[:filled])
+        enough = common == filled or (common >= LEAST_TOKENS and self._cache.can_rewind(filled - common, filled))
+        return common if enough else 0
 
-    def _longest_saved(self, prompt: Tokens, adapter: str | None) -> tuple[Prefix | None, int]:
-        """The saved prefix of this adapter with the most tokens of a prompt, and their number."""
-        found: tuple[Prefix | None, int] = None, 0
-        for prefix in (*self._permanent, *self._saved):
-            if prefix.adapter != adapter:
-                continue
-            common = self._copyable_tokens(
-                common_tokens(prompt, prefix.tokens), prompt, is_from_file=prefix in self._permanent
-            )
-            whole = len(prefix.tokens)
-            if common > found[1] and (common == whole or self._cache.saves(common, whole)):
-                found = prefix, common
-        return found
-
-    def _source(
-        self, index: int, rows: Sequence[Row | None], prompt: Tokens, least: int
-    ) -> tuple[int, Row, int] | None:
-        """The row that has, or will have, the most tokens of a prompt, at least `least`."""
-        best: tuple[int, Row, int] | None = None
-        for place, row in enumerate(rows):
-            if row is None or row.error is not None or place == index or self._is_waiting(place):
-                continue
-            if row.request.adapter != self._plans[index].row.request.adapter:
-                continue
-            common = self._copyable_tokens(common_tokens(prompt, row.history[: row.known]), prompt)
-            filled = self._cache.lengths[place]
-            there = self._cache.saves(common, filled) and place not in self._cache.invalid
-            comes = filled < common <= row.read_until and row.finish is None
-            if (there or comes) and common >= (least if best is None else best[2] + 1):
-                best = place, row, common
+    def _longest_file(self, prompt: Tokens, adapter: str | None, least: int) -> tuple[Prefix | None, int]:
+        """The prefix file with the most tokens of a prompt, more than `least`, and their number."""
+        best: tuple[Prefix | None, int] = None, least
+        for prefix in self._files:
+            common, whole = self._common(prompt, prefix.tokens), len(prefix.tokens)
+            usable = common == whole or self._cache.saves(common, whole)
+            if prefix.adapter == adapter and common > best[1] and usable:
+                best = prefix, common
         return best
 
-    def _is_waiting(self, index: int) -> bool:
-        plan = self._plans.get(index)
-        return plan is not None and plan.waits_for is not None
+    def _longest_row(self, index: int, rows: Sequence[Row | None], prompt: Tokens, least: int) -> _Source | None:
+        """The running row that has, or will have, the most tokens of a prompt: at least 16 more than `least`."""
+        best: _Source | None = None
+        own = rows[index]
+        assert own is not None
+        for place, row in enumerate(rows if self._cache.on_host else ()):
+            if row is None or row is own or place in self._awaited or row.request.adapter != own.request.adapter:
+                continue
+            common, filled = self._common(prompt, row.history[: row.known]), self._cache.lengths[place]
+            comes = filled < common <= row.read_until and row.finish is None and self._cache.keeps_every_token
+            if (comes or self._is_there(place, row, common)) and common >= least + LEAST_TOKENS:
+                best, least = _Source(place, row, common), common + 1 - LEAST_TOKENS
+        return best
 
-    def _request_save(self, source: tuple[int, Row, int]) -> None:
-        """Let a row save the states that others wait for."""
-        place, row, count = source
-        plan = self._plans.get(place)
-        if plan is not None and plan.row is row and self._cache.lengths[place] < count:
-            plan.save_at = count if plan.save_at is None else min(plan.save_at, count)
+    def _is_there(self, index: int, row: Row, tokens: int) -> bool:
+        """Whether the first tokens of a row can be copied now."""
+        cache = self._cache
+        return row.error is None and index not in cache.invalid and cache.saves(tokens, cache.lengths[index])
 
-    def _copy_from_row(self, index: int, plan: _Plan, rows: Sequence[Row | None]) -> None:
-        """Copy a row's awaited states when available; if they will not be, the row prefills its prompt itself."""
-        assert plan.waits_for is not None
-        place, row, count = plan.waits_for
-        wanted, filled = plan.row.history[:count], self._cache.lengths[place]
-        adapter = plan.row.request.adapter
-        there = (entry for entry in self._saved if entry.adapter == adapter and np.array_equal(entry.tokens, wanted))
-        kept = next(there, None)
-        same = rows[place] is row and np.array_equal(row.history[:count], wanted)
-        if kept is None and same and filled < count and row.finish is None:
+    def _copy(self, index: int, rows: Sequence[Row | None]) -> None:
+        """Copy the tokens that a row waits for, if its source has them; without its source, it prefills its prompt."""
+        place, row, count = self._awaited[index]
+        is_running = rows[place] is row and row.finish is None
+        if is_running and self._cache.lengths[place] < count:
             return
-        if kept is None and same and self._cache.saves(count, filled) and place not in self._cache.invalid:
-            kept = Prefix(wanted.copy(), self._cache.save_row(place, count), adapter)
-            self._save(kept)
-        plan.waits_for = None
-        if kept is not None:
-            self._load(index, kept)
+        del self._awaited[index]
+        if (rows[place] is row or self._released.get(place) is row) and self._is_there(place, row, count):
+            self._cache.load_row(index, count, self._cache.save_row(place, count))
+            self._report(index, count)
 
-    def _view(self, index: int, row: Row | None, view: RowView) -> RowView:
-        plan = self._plans.get(index)
-        if plan is None or plan.row is not row:
-            return view
-        if plan.waits_for is not None:
-            return RowView(view.cache_length, 0, needs_cache=False)
-        if plan.save_at is None or view.cache_length >= plan.save_at or self._cache.keeps_every_token:
-            return view
-        until = plan.save_at - view.cache_length
-        return view._replace(token_limit=until if view.token_limit is None else min(view.token_limit, until))
-
-    def _load(self, index: int, prefix: Prefix) -> None:
-        began = time.perf_counter()
-        self._cache.load_row(index, len(prefix.tokens), prefix.states)
-        self._copy_seconds = time.perf_counter() - began
-        self.copied_tokens += len(prefix.tokens)
-        self._unreported[index] = self._unreported.get(index, 0) + len(prefix.tokens)
-        self.copies += 1
-
-    def _save(self, prefix: Prefix) -> None:
-        """Save a prefix, replace prefixes that it covers, and drop the least recently used."""
-        self._saved = [other for other in self._saved if not _covers(prefix, other, self._cache)]
-        self._saved.append(prefix)
-        while len(self._saved) > MOST_SAVED or sum(entry.size_bytes for entry in self._saved) > self._most_bytes:
-            self._saved.pop(0)
+    def _report(self, index: int, tokens: int) -> None:
+        self.reused_tokens += tokens
+        self._unreported[index] = tokens
 
 
-def _covers(prefix: Prefix, other: Prefix, cache: Cache) -> bool:
-    """Whether every state that can be copied from `other` can be copied from `prefix`."""
-    if prefix.adapter != other.adapter:
-        return False
-    common = common_tokens(prefix.tokens, other.tokens)
-    return common == len(other.tokens) and (common == len(prefix.tokens) or cache.keeps_every_token)
+def common_tokens(one: npt.NDArray[np.int64], other: npt.NDArray[np.int64]) -> int:
+    """Length of the common beginning of two texts of equal length, in tokens."""
+    different = np.flatnonzero(one != other)
+    return int(different[0]) if len(different) else len(one)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -33,50 +33,18 @@ class Prefix:
     adapter: str | None = None
     """Name of the row's adapter; states differ between adapters."""
 
-    @property
-    def size_bytes(self) -> int:
-        """Size of the states."""
-        return sum(values.nbytes for values in self.states.values())
-
-
-def common_tokens(one: Tokens, other: Tokens) -> int:
-    """Length of the common beginning of two texts, in tokens."""
-    count = min(len(one), len(other))
-    different = np.flatnonzero(one[:count] != other[:count])
-    return int(different[0]) if len(different) else count
-
-
-def most_shared(common: Sequence[int]) -> int:
-    """The prefix length that saves the most tokens in total. `common`: tokens that each other text shares; 0 if empty.
-
-    Each text copies that many tokens or none.
-    """
-    return max(common, key=lambda count: count * sum(other >= count for other in common), default=0)
-
-
-def cut(prefix: Prefix, tokens: int, cache: Cache) -> Prefix:
-    """The first `tokens` of a prefix. Requires `cache.saves` for them, or that the prefix has no more."""
-    if tokens == len(prefix.tokens):
-        return prefix
-    shapes = cache.row_shapes(tokens)
-    states = {name: values[tuple(map(slice, shapes[name][0]))] for name, values in prefix.states.items()}
-    return Prefix(prefix.tokens[:tokens], states, prefix.adapter)
-
-
-def saved_prefix(cache: Cache, row: int, tokens: Tokens, *, usable: bool) -> Prefix:
-    """The prefix of a row's cached tokens. `usable`: their keys are valid in longer texts.
-
-    Raises GenerationError if they cannot be saved.
-    """
-    if not usable:
-        raise GenerationError(f"{plural(len(tokens), 'token')} cannot be saved as a prefix: {BY_LENGTH}")
-    if not cache.saves(len(tokens), cache.lengths[row]):
-        raise GenerationError("a state in bfloat16 cannot be read back from this device, so it cannot be saved")
-    return Prefix(tokens.copy(), cache.save_row(row, len(tokens)))
+    def cut(self, tokens: int, cache: Cache) -> Prefix:
+        """Its first `tokens`. Requires `cache.saves` for them, or that it has no more."""
+        if tokens == len(self.tokens):
+            return self
+        shapes = cache.row_shapes(tokens)
+        states = {name: values[tuple(map(slice, shapes[name][0]))] for name, values in self.states.items()}
+        return Prefix(self.tokens[:tokens], states, self.adapter)
 
 
 def check_loads(cache: Cache, tokens: int, *, usable: bool) -> None:
-    """Raise GenerationError if no row can load a prefix for a prompt of this length. `usable`: see `saved_prefix`."""
+    """Raise GenerationError if no row can load a prefix for a prompt of this length. `usable`: its
+    keys are valid in longer texts."""
     if not usable:
         raise GenerationError(f"a prompt of {plural(tokens, 'token')} cannot begin with a prefix: {BY_LENGTH}")
     if not cache.loads_rows:
@@ -114,16 +82,12 @@ class Request:
     """Proposes draft tokens; the output does not change. Not used with a listener, or if a row cannot be rewound."""
     rope_length: int = 0
     """Minimum text length for the rotary frequencies; 0: that of the text itself."""
-    shares: int = 0
-    """Prompt tokens known to be shared with other prompts; see `prefixes`."""
     adapter: str | None = None
     """Adapter name of its row; states of other adapters are not shared."""
     continues_at: int | None = None
     """Position from which prompt tokens are run by decode steps; None: the whole prompt is prefilled."""
     one_by_one: bool = False
     """Tokens from `continues_at` are run one by one, like new tokens."""
-    is_warm_up: bool = False
-    """A warm-up request, whose adapter is not recorded."""
 
 
 @dataclass(slots=True)
@@ -134,10 +98,8 @@ class Row:
     history: npt.NDArray[np.int64]
     """[N]: prompt and new tokens, then padding."""
     known: int
-    turn_start: int
-    """Length of the text at its last turn; the budget counts the tokens after it."""
     read_until: int
-    """Tokens that count as prefill: those of a prompt, or all known tokens when the row is read again."""
+    """Tokens that count as prefill: those of the prompt, or all known tokens when the row is read again."""
     finish: Finish | None = None
     error: str | None = None
     """An error of this row only."""
@@ -145,8 +107,6 @@ class Row:
     """Whether the tokens up to `read_until` had been read before."""
     drafted: int = 0
     """Draft tokens in `history` after the known tokens; the next step verifies them."""
-    drafting_stopped: str | None = None
-    """The reason why drafting was stopped for the row; None while it may draft."""
 
     @classmethod
     def of(cls, request: Request, max_length: int) -> Row:
@@ -155,12 +115,12 @@ class Row:
         count = len(request.prompt)
         history[:count] = request.prompt
         read_until = count if request.continues_at is None else request.continues_at
-        return cls(request, history, count, count, read_until)
+        return cls(request, history, count, read_until)
 
     @property
     def new_tokens(self) -> int:
-        """Number of tokens added since its last turn."""
-        return self.known - self.turn_start
+        """Number of tokens after its prompt."""
+        return self.known - len(self.request.prompt)
 
     @property
     def has_no_drafts(self) -> bool:
@@ -206,30 +166,9 @@ class Row:
         self.drafted = len(tokens)
         self.history[self.known : self.known + self.drafted] = tokens
 
-    def stop_drafting(self, reason: str) -> None:
-        """Continue without draft tokens."""
-        self.request = replace(self.request, drafter=None)
-        self.drafted, self.drafting_stopped = 0, reason
-
     def read_again(self) -> None:
         """Mark all known tokens to be read again from the beginning."""
         self.read_until, self.is_repeated = self.known, True
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        """Append tokens of a next turn, with the full token budget after them."""
-        self.history[self.known : self.known + len(tokens)] = tokens
-        self.known += len(tokens)
-        self.turn_start = self.read_until = self.known
-        self.finish, self.is_repeated = None, False
-
-    def rewind(self, tokens: int) -> None:
-        """Remove the last `tokens`; the row continues after the rest.
-
-        The last remaining token is fed again in a decode step, even if it belongs to the prompt.
-        """
-        self.known -= tokens
-        self.turn_start, self.read_until = min(self.turn_start, self.known), min(self.read_until, self.known - 1)
-        self.finish = None
 
     def add(self, token: int) -> None:
         """Append a token, and set the finish reason if the row ends with it."""
@@ -237,22 +176,20 @@ class Row:
         self.known += 1
         if token in self.request.stop_ids:
             self.finish = "stop"
-        elif self.known - self.turn_start == self.request.max_new_tokens:
+        elif self.known - len(self.request.prompt) == self.request.max_new_tokens:
             self.finish = "length"
         elif self.known == len(self.history):
             self.finish = "cache_full"
 
 
-Endings = tuple[tuple[Finish | None, ...], tuple[str | None, ...], tuple[str | None, ...]]
-"""[B] each: finish reasons, errors of single rows, reasons for stopped drafting; the last two are empty without any."""
+Endings = tuple[tuple[Finish | None, ...], tuple[str | None, ...]]
+"""[B] each: finish reasons, and errors of single rows; the latter is empty without any."""
 
 
 def endings(rows: Sequence[Row | None]) -> Endings:
     """The finish reasons and errors of the rows of a batch."""
     errors = tuple(None if row is None else row.error for row in rows)
-    gave_up = tuple(None if row is None else row.drafting_stopped for row in rows)
-    finish = tuple(None if row is None else row.finish for row in rows)
-    return finish, errors if any(errors) else (), gave_up if any(gave_up) else ()
+    return tuple(None if row is None else row.finish for row in rows), errors if any(errors) else ()
 
 
 def logprobs(rows: Sequence[Row | None]) -> tuple[tuple[TokenLogprobs, ...], ...]:

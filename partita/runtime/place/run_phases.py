@@ -385,18 +385,30 @@ def _begin(engine: GenerationLoop, tokens: int) -> None:
 
 
 def decode(engine: GenerationLoop) -> None:
-    """Run one decode step. With a full cache, rewind every row by a token, or begin a new prompt.
+    """Run one decode step. With a full cache, remove the last token of every row, or begin a new prompt.
 
     A cache of two tokens, which is full again at once, gets no decode step.
     """
     anew = False
     while (step := engine.step()) is None or step.phase != "decode":
-        if step is not None or all(engine.rewind(row, 1) for row in range(len(engine.rows))):
+        if step is not None or _remove_last(engine):
             continue
         if anew:
             return
         _begin(engine, 1)
         anew = True
+
+
+def _remove_last(engine: GenerationLoop) -> bool:
+    """Remove the last token of every row, so that it is generated again; False if the cache cannot be rewound."""
+    cache = engine.runner.cache
+    if not engine.runner.can_remove_last or any(filled < 2 for filled in cache.lengths):
+        return False
+    for index, row in enumerate(engine.rows):
+        if row is not None:
+            cache.rewind(index, 1)
+            row.known, row.finish, row.read_until = row.known - 1, None, min(row.read_until, row.known - 2)
+    return True
 
 
 def with_shapes(

@@ -110,17 +110,33 @@ def _run(engine: GenerationLoop, found: dict[int, list[int]] | None = None, step
 
 def test_rewind_succeeds_until_the_window_drops_tokens(pair: tuple[Path, Path]) -> None:
     with load_runner(pair[0], parse_chain("cpu"), threads=1) as runner:
-        engine = GenerationLoop(runner)
+        engine, cache = GenerationLoop(runner), runner.cache
         engine.add_request(Request(TEXT[:4], greedy, 4))
-        found = _run(engine)
-        assert engine.rewind(0, 3), "seven tokens are in the cache"
-        assert _run(engine)[0] == found[0][1:]
+        _run(engine)
+        assert cache.can_rewind(3, cache.lengths[0]), "seven tokens are in the cache"
         engine.release_row(0)
         engine.add_request(Request(TEXT[:12], greedy, 2))
         _run(engine)
-        assert not engine.rewind(0, 2)
-        assert not runner.cache.saves(5, 12) and runner.cache.saves(12, 12) and not runner.cache.keeps_every_token
-        assert "only the window of some layers" in (no_speculation_reason(runner) or "")
+        assert not cache.can_rewind(2, cache.lengths[0])
+        assert not cache.saves(5, 12) and cache.saves(12, 12) and not cache.keeps_every_token
+        assert "its states cannot be rewound" in (no_speculation_reason(runner) or "")
+
+
+@pytest.mark.parametrize("length", [6, 30])
+def test_next_turn_reuses_the_window(pair: tuple[Path, Path], length: int) -> None:
+    """Also beyond the window, because the turn continues the whole text."""
+    answers = []
+    for folder in pair:
+        with load_runner(folder, parse_chain("cpu"), threads=1) as runner:
+            engine, text = GenerationLoop(runner, shares=True), [*TEXT[:length]]
+            for _ in range(2):
+                engine.add_request(Request(text, greedy, 6))
+                found = _run(engine)
+                engine.release_row(0)
+                text += [*found[0], 5]
+            assert engine.prefixes is not None and engine.prefixes.reused_tokens == length + 5
+            answers.append(text)
+    assert answers[0] == answers[1]
 
 
 def test_saved_prefix_longer_than_the_window_continues_correctly(pair: tuple[Path, Path], tmp_path: Path) -> None:
@@ -182,11 +198,11 @@ def test_rows_sharing_a_prefix_match_full_cache(tiny_checkpoint: TinyCheckpoint,
             engine = GenerationLoop(runner, prefill_chunk=5, shares=True)
             found: dict[int, list[int]] = {}
             for prompt in prompts:
-                engine.add_request(Request(prompt, greedy, 16, shares=24))
+                engine.add_request(Request(prompt, greedy, 16))
                 _run(engine, found, steps=9)
             _run(engine, found)
             assert engine.prefixes is not None
-            return [found[row] for row in range(3)], engine.prefixes.copied_tokens
+            return [found[row] for row in range(3)], engine.prefixes.reused_tokens
 
     made = tmp_path / "window", tmp_path / "fixed"
     for out in made:

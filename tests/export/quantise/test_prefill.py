@@ -91,7 +91,8 @@ def test_prompts_run_the_prefill_graph_and_later_steps_the_decode_graph(
             steps.append(step)
         assert [step.file for step in steps] == ["prefill.onnx"] + ["decode.onnx"] * (len(steps) - 1)
         assert any(step.drafted for step in steps), "verified by the graph of decode steps"
-        engine.extend(row, [5, 6, 7])
+        engine.release_row(row)
+        engine.add_request(Request([5, 6, 7], greedy, 2))
         turn = engine.step()
         assert turn is not None and (turn.file, turn.phase) == ("prefill.onnx", "prefill")
 

@@ -192,10 +192,3 @@ def test_total_length_on_host_is_fixed_to_cache_length():
     recording.bind_input("total", total)
     assert recording.fix({"total_length": BoundInput(total, total.host)}, 512) == {"total_length"}
     assert total.host == 512
-
-
-def test_total_length_on_device_is_not_fixed():
-    recording = Device().recording()
-    total = host_buffer((), "int32")
-    recording.bind_input("total", total)
-    assert recording.fix({"total_length": BoundInput(total, total.host)}, 512) == frozenset()

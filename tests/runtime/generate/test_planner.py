@@ -105,23 +105,6 @@ def test_random_rows_run_each_token_once_without_cache_corruption(seed):
         assert filled == lengths, (capacity, lengths)
 
 
-def test_decode_graph_runs_tokens_after_the_prompt():
-    apart = replace(ANY, decode_any_length=True)
-    assert shape(planned([RowView(0, 20, in_prompt=True)], apart, most=8)) == ("prefill", 8, (8,))
-    assert shape(planned([RowView(0, 1, in_prompt=True)], apart)) == ("prefill", 1, (1,))
-    assert shape(planned([RowView(8, 12, in_prompt=True, token_limit=4)], apart)) == ("prefill", 4, (4,))
-    assert shape(planned([RowView(12, 8)], apart)) == ("decode", 8, (8,))
-    assert shape(planned([RowView(12, 1)], apart)) == ("decode", 1, (1,))
-    alone = replace(apart, appends_chunks=False)
-    assert shape(planned([RowView(12, 8)], alone)) == ("decode", 1, (1,))
-
-
-def test_multi_chunk_prompts_are_prefilled_separately_if_required():
-    assert [plan.span for plan in read_all([40, 40], FEWER, most=32)] == [(0, 1), (0, 1), (1, 2), (1, 2)]
-    together = replace(FEWER, appends_chunks=True)
-    assert [plan.span for plan in read_all([40, 40], together, most=32)] == [None, None]
-
-
 def test_prefill_moves_idle_row_start_only_if_graph_requires_it() -> None:
     rows = [RowView(20, 0, needs_cache=False), RowView(0, 8, in_prompt=True)]
     assert (planned(rows, WHOLE).new_tokens, planned(rows, WHOLE).starts) == (8, (0, 0))

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from partita.errors import GenerationError
-from partita.runtime.generate import prefixes
 from partita.runtime.generate.choice.sampling import greedy
 from partita.runtime.generate.loop import GenerationLoop
 from partita.runtime.generate.request import Prefix, Request
@@ -51,27 +50,50 @@ def saved(engine: GenerationLoop, tokens: list[int]):
 @pytest.mark.parametrize("states", STATES, ids="+".join)
 @pytest.mark.parametrize("shapes", PHASES)
 def test_common_prefix_of_concurrent_rows_is_prefilled_once(opened, states, shapes):
+    """A recurrent state after the prefix does not exist, so these rows prefill their prompts."""
     engine = GenerationLoop(opened(batch=3, states=states, shapes=shapes), shares=True)
     rows = [engine.add_request(Request(prompt, greedy, 4)) for prompt in PROMPTS[:3]]
     found, taken = finish(engine)
     assert [found[row] for row in rows] == [known_tokens(prompt, 4, states) for prompt in PROMPTS[:3]]
-    assert taken == len(SYSTEM) + sum(map(len, QUESTIONS[:3])) + 3 * 3
+    assert taken == (1 if states == ("key",) else 3) * len(SYSTEM) + sum(map(len, QUESTIONS[:3])) + 3 * 3
 
 
 @pytest.mark.parametrize("states", STATES, ids="+".join)
 @pytest.mark.parametrize("batch", [1, 2])
-def test_later_row_copies_saved_prefix(opened, states, batch):
-    """The second request determines the common prefix, and the third copies it."""
+def test_next_turn_prefills_new_tokens_only(opened, states, batch):
     engine = GenerationLoop(opened(batch=batch, states=states), shares=True)
-    read = []
-    for prompt in PROMPTS:
+    text: list[int] = []
+    for question in ([9, 4, 33], [2], [7, 7]):
+        text += question
+        row = engine.add_request(Request(text, greedy, 3))
+        found, taken = finish(engine)
+        assert found[row] == known_tokens(text, 3, states)
+        assert taken - 2 == len(question) + (len(text) > len(question)), "the last token of an answer was not run"
+        engine.release_row(row)
+        text += found[row]
+
+
+@pytest.mark.parametrize("states", STATES, ids="+".join)
+def test_later_request_reuses_common_prefix_of_released_row(opened, states):
+    engine = GenerationLoop(opened(states=states), shares=True)
+    for number, (prompt, question) in enumerate(zip(PROMPTS, QUESTIONS, strict=True)):
         row = engine.add_request(Request(prompt, greedy, 3))
         found, taken = finish(engine)
         assert found[row] == known_tokens(prompt, 3, states)
+        assert taken - 2 == len(question if number and states == ("key",) else prompt)
         engine.release_row(row)
-        read.append(taken - 2)
-    assert read == [len(PROMPTS[0]), len(PROMPTS[1]), *(len(question) for question in QUESTIONS[2:])]
-    assert engine.prefixes is not None and engine.prefixes.copied_tokens == 2 * len(SYSTEM)
+
+
+def test_steps_of_other_rows_do_not_spoil_a_released_row(opened):
+    engine = GenerationLoop(opened(batch=2, states=("key",), fewer=False), shares=True)
+    for prompt in (PROMPTS[0], PROMPTS[1]):
+        engine.add_request(Request(prompt, greedy, 3 if prompt is PROMPTS[0] else 9))
+    some(engine, 4, {})
+    engine.release_row(0)
+    finish(engine)
+    engine.release_row(1)
+    row = engine.add_request(Request([*PROMPTS[0], 5], greedy, 3))
+    assert finish(engine)[0][row] == known_tokens([*PROMPTS[0], 5], 3, ("key",))
 
 
 @pytest.mark.parametrize("states", STATES, ids="+".join)
@@ -92,7 +114,7 @@ def test_prefix_from_earlier_run_is_copied_and_not_evicted(opened, states, batch
     prefix = saved(GenerationLoop(runner), SYSTEM)
     engine = GenerationLoop(runner, shares=True)
     engine.add_prefix(prefix)
-    for round in range(prefixes.MOST_SAVED + 2):  # others come between, and what is kept of them goes again
+    for round in range(4):
         other = [round + 1, *SYSTEM]
         for prompt, taken in ((PROMPTS[round % 4], len(QUESTIONS[round % 4])), (other, None), (other[:20], None)):
             row = engine.add_request(Request(prompt, greedy, 3))
@@ -111,33 +133,18 @@ def test_prefix_for_length_dependent_rope_raises_generation_error(opened):
             GenerationLoop(opened(**options), shares=True).add_prefix(keeps)
 
 
-def test_saved_prefixes_are_bounded_by_size_and_evicted_lru(opened):
-    engine = GenerationLoop(opened(batch=1, states=ALL), shares=True)
-    texts = [[number, *SYSTEM] for number in range(12)]
-    for text in texts:
-        for question in QUESTIONS[:2]:
-            engine.add_request(Request([*text, *question], greedy, 2))
-            found, _ = finish(engine)
-            assert found[0] == known_tokens([*text, *question], 2)
-            engine.release_row(0)
-    assert engine.prefixes is not None
-    kept = engine.prefixes.saved
-    assert [int(prefix.tokens[0]) for prefix in kept] == sorted(int(prefix.tokens[0]) for prefix in kept)
-    assert kept[-1].tokens.tolist() == texts[-1]
-    assert sum(prefix.size_bytes for prefix in kept) <= engine.runner.cache.size_bytes
-
-
-@pytest.mark.parametrize("bytes_per_second", [1e-3, 1e12])
-def test_device_row_copies_prefix_only_if_faster_than_prefill(opened, monkeypatch, bytes_per_second):
-    runner = opened(batch=1, states=("key",))
+def test_device_rows_are_reused_but_not_copied(opened, monkeypatch):
+    runner = opened(batch=2, states=("key",))
     monkeypatch.setattr(type(runner.cache), "on_host", False)
-    monkeypatch.setattr("partita.runtime.generate.prefixes.DEVICE_BYTES_PER_SECOND", bytes_per_second)
     engine = GenerationLoop(runner, shares=True)
-    for prompt in PROMPTS[:3]:
-        engine.add_request(Request(prompt, greedy, 3, shares=len(SYSTEM)))
-        assert finish(engine)[0][0] == known_tokens(prompt, 3, ("key",))
-        engine.release_row(0)
-    assert engine.prefixes is not None and bool(engine.prefixes.copies) is (bytes_per_second > 1)
+    rows = [engine.add_request(Request(prompt, greedy, 3)) for prompt in PROMPTS[:2]]
+    found, taken = finish(engine)
+    assert [found[row] for row in rows] == [known_tokens(prompt, 3, ("key",)) for prompt in PROMPTS[:2]]
+    assert taken == sum(map(len, PROMPTS[:2])) + 2 * 2
+    engine.release_row(rows[1])
+    row = engine.add_request(Request(PROMPTS[2], greedy, 3))
+    found, taken = finish(engine)
+    assert found[row] == known_tokens(PROMPTS[2], 3, ("key",)) and taken == len(QUESTIONS[2]) + 2
 
 
 def test_length_dependent_keys_are_not_shared_past_threshold(opened):
@@ -147,7 +154,7 @@ def test_length_dependent_keys_are_not_shared_past_threshold(opened):
         for prompt in prompts:
             engine.add_request(Request(prompt, greedy, 1))
         finish(engine)
-        assert engine.prefixes is not None and bool(engine.prefixes.copies) is shared
+        assert engine.prefixes is not None and bool(engine.prefixes.reused_tokens) is shared
 
 
 # --- a prefix that a row gives out, and another run takes in ---------------------------------------------------------
@@ -243,21 +250,3 @@ def test_prefix_is_not_copied_for_a_different_adapter(opened):
     engine.add_request(Request(PROMPTS[0], greedy, 3))
     _, taken = finish(engine)
     assert taken == len(PROMPTS[0]) + 2
-
-
-def test_rewind_cancels_wait_for_shared_prefix(opened):
-    """The awaited prefix belongs to the text before the rewind."""
-    engine = GenerationLoop(opened(batch=2, states=("key",)), prefill_chunk=5, shares=True)
-    first = engine.add_request(Request(PROMPTS[0], greedy, 4))
-    second = engine.add_request(Request(PROMPTS[1], greedy, 4))
-    engine.step()
-    engine.end_row(second)
-    kept = 4
-    assert engine.rewind(second, engine.row(second).known - kept)
-    engine.end_row(second)
-    while engine.runner.cache.lengths[first] < len(SYSTEM):
-        engine.step()
-    assert engine.runner.cache.lengths[second] <= kept
-    engine.extend(second, (9, 8, 7), greedy, 4)
-    found, _ = finish(engine)
-    assert found[second] == known_tokens([*PROMPTS[1][:kept], 9, 8, 7], 4, ("key",))

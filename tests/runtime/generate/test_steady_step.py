@@ -36,24 +36,18 @@ def rows_join_and_end(engine: GenerationLoop) -> None:
     steps(engine, 8)
     second = engine.add_request(Request(PROMPTS[1], make_sampler(Sampling(0.8, top_k=9, seed=3)), 9))
     steps(engine, 5)
-    engine.end_row(first)
-    steps(engine, 3)
     engine.release_row(first)
     third = engine.add_request(
         Request(PROMPTS[2], make_sampler(Sampling(repetition_penalty=1.3)), 30, frozenset({4, 8, 15}))
     )
     steps(engine)
-    engine.extend(third, [5, 6, 7], max_new_tokens=6)
-    steps(engine)
-    assert first == third != second
+    assert first != second != third
 
 
 def one_row_to_the_end_of_the_cache(engine: GenerationLoop) -> None:
     row = engine.add_request(Request(PROMPTS[1], greedy, 99))
-    steps(engine, 9)
-    if engine.rewind(row, 3):
-        steps(engine, 4)
     steps(engine)
+    assert engine.row(row).finish == "cache_full"
 
 
 SCRIPTS: list[Script] = [rows_join_and_end, one_row_to_the_end_of_the_cache]
@@ -99,8 +93,6 @@ class Both:
                 cache.facts(),
                 [*cache.lengths],
                 cache.dirty,
-                cache.unchecked,
-                cache.invalid,
                 values,
             ]
 
@@ -122,7 +114,7 @@ def assert_equal(general: list[Any], steady: list[Any]) -> None:
 @pytest.mark.parametrize("shapes", ["one", "pair", "any"])
 def test_steady_steps_equal_general_steps(both, script, states, shapes, batch):
     assert_equal(*both.run(script, batch=batch, states=states, shapes=shapes))
-    assert both.steady > 5
+    assert both.steady > 3
 
 
 def test_steady_steps_of_partial_batch_equal_general_steps(both):

@@ -166,7 +166,7 @@ def test_rows_with_shared_prefix_match_transformers(open_runner, reference, kind
     while waiting or of_row:
         while waiting and None in engine.rows:
             number, prompt = waiting.pop(0)
-            of_row[engine.add_request(Request(prompt, greedy, 4 + 3 * number, shares=len(SHARED)))] = number
+            of_row[engine.add_request(Request(prompt, greedy, 4 + 3 * number))] = number
         step = engine.step()
         assert step is not None
         for index, number in list(of_row.items()):
@@ -175,4 +175,4 @@ def test_rows_with_shared_prefix_match_transformers(open_runner, reference, kind
                 engine.release_row(index)
                 del of_row[index]
     assert heard == [reference(prompt, 4 + 3 * number) for number, prompt in enumerate(QUESTIONS)]
-    assert engine.prefixes is not None and engine.prefixes.copies
+    assert engine.prefixes is not None and engine.prefixes.reused_tokens

@@ -207,19 +207,6 @@ def test_parent_death_ends_worker_and_removes_its_folder(number):
     wait_until(lambda: is_gone(int(pid)) and not Path(folder).exists())
 
 
-def test_start_preserves_signal_handlers_and_std_descriptors():
-    def state():
-        return [signal.getsignal(number) for number in signal.valid_signals()], [
-            os.fstat(fd).st_ino for fd in (0, 1, 2)
-        ]
-
-    before = state()
-    with Worker(MODULE) as worker:
-        worker.call("add")
-        assert state() == before
-    assert state() == before
-
-
 # Work that may never end, and the thread that waits for it
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from partita.observations.facts import StateFact
-from partita.package.contract import State, state_bytes
+from partita.package.contract import State
 from partita.runtime.generate.cache.states import (
     KINDS,
     FixedState,
@@ -52,12 +52,8 @@ class Cache:
         """Whether a row can begin and continue independently of the others."""
         self.has_spans = all(buffer.has_spans for buffer in self.buffers)
         """Whether a span of rows can be bound."""
-        self.full_bytes = state_bytes(self.states)
-        """Total size of the buffers when every row is full."""
         self.lengths = [0] * batch
         """[rows]: cached tokens of each row, the cache position of its next token."""
-        self.unchecked: set[int] = set()
-        """Rows with cached tokens whose logits were not checked, so their states may not be finite."""
         self.invalid: set[int] = set()
         """Rows whose recurrent states took in padding; they must be read again."""
         self.dirty = False
@@ -97,7 +93,7 @@ class Cache:
 
     def prepare(self) -> None:
         """Prepare for a first request: zero the cache if necessary, and free every row."""
-        if self.dirty or self.unchecked:
+        if self.dirty:
             self.clear()
         self.lengths[:] = [0] * len(self.lengths)
         self.invalid.clear()
@@ -108,7 +104,6 @@ class Cache:
             store.clear()
         self.lengths[:] = [0] * len(self.lengths)
         self.invalid.clear()
-        self.unchecked.clear()
         self.dirty = False
 
     def begin(self, rows: Sequence[int]) -> None:
@@ -135,14 +130,13 @@ class Cache:
         for row in range(first, end):
             self.lengths[row] = self.lengths[row] + counts[row] if counts[row] else min(self.lengths[row], starts[row])
 
-    def can_rewind(self, tokens: int) -> bool:
-        """Whether any row can be rewound by this number of its tokens."""
-        return all(store.rewinds(tokens, UNBOUNDED_TOKENS) for store in self.stores)
+    def can_rewind(self, tokens: int, filled: int = UNBOUNDED_TOKENS) -> bool:
+        """Whether a row with `filled` tokens can be rewound by this number of them; default: any row."""
+        return 0 <= tokens <= filled and all(store.rewinds(tokens, filled) for store in self.stores)
 
     def rewind(self, row: int, tokens: int) -> bool:
         """Rewind a row by a number of tokens. False, without a change, if a state cannot be rewound."""
-        filled = self.lengths[row]
-        if not 0 <= tokens <= filled or not all(store.rewinds(tokens, filled) for store in self.stores):
+        if not self.can_rewind(tokens, self.lengths[row]):
             return False
         for store in self.stores:
             store.rewind(tokens)
@@ -179,11 +173,13 @@ class Cache:
 
     def release_row(self, row: int) -> None:
         """Free a row: its next request begins at position 0."""
-        if row in self.unchecked and not self.wipe(row):
-            self.dirty = True
-        self.unchecked.discard(row)
         self.lengths[row] = 0
         self.invalid.discard(row)
+
+    def discard_row(self, row: int) -> None:
+        """Free a row whose values may not be finite."""
+        self.dirty = not self.wipe(row) or self.dirty
+        self.release_row(row)
 
     def wipe(self, row: int) -> bool:
         """Zero a row whose values may not be finite, because they would affect its next request.

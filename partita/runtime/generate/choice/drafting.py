@@ -16,10 +16,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from partita.errors import PartitaError
-from partita.observations.text_format import listing, name_some
+from partita.observations.text_format import name_some
 from partita.runtime.generate.bound_graph import SMALL_STEP_TOKENS
-from partita.runtime.generate.cache.states import KINDS
+from partita.runtime.generate.cache.cache import UNBOUNDED_TOKENS
 from partita.runtime.generate.executor import Runner
 from partita.runtime.generate.planner import RowView, StepPlan, plan_step
 from partita.runtime.generate.request import Row
@@ -70,7 +69,7 @@ def draft(
     if most == 0:
         return Drafts(live)
     for row, room in drafting:
-        draft_tokens(row, room if most is None else min(room, most))
+        row.draft(room if most is None else min(room, most))
     made = plan() if any(row.drafted for row, _ in drafting) else None
     if made is None or not all(row is None or _is_verified(made, index, row) for index, row in enumerate(rows)):
         for row, _ in drafting:
@@ -86,15 +85,7 @@ def get_ready(rows: Sequence[Row | None], runner: Runner, plan: StepPlan) -> Non
     for index, _ in plan.ends:
         row = rows[index]
         if row is not None and row.request.drafter is not None and row.finish is None:
-            draft_tokens(row, 0)
-
-
-def draft_tokens(row: Row, most: int) -> None:
-    """Get at most `most` draft tokens from a row's drafter. A drafter that fails is removed."""
-    try:
-        row.draft(most)
-    except PartitaError as error:
-        row.stop_drafting(str(error))
+            row.draft(0)
 
 
 def _is_verified(plan: StepPlan, index: int, row: Row) -> bool:
@@ -259,63 +250,38 @@ class DraftModel:
 
 NAMED = 6
 """Maximum number of states in a message."""
-CHANGING_ROPE = "its rotary frequencies depend on the length of the text"
 
 
 def no_speculation_reason(runner: Runner) -> str | None:
     """The reason why no step of this package can verify draft tokens; None if one can."""
-    roped = CHANGING_ROPE if runner.has_rope_length else None
-    return _cannot_go_back(runner) or roped or _single_token_reason(runner)
+    capacity = runner.capacity
+    live = runner.rows if capacity.appends(runner.rows) else 1
+    rows = [RowView(1, 2, every_logit=True)] * live
+    rows += [RowView(0, 0, needs_cache=False)] * (runner.rows - live)
+    plan = plan_step(rows, capacity, CHUNK_TOKENS)
+    if plan is not None and plan.counts[:live] == (2,) * live and len(plan.positions) >= 2:
+        return _no_rewind_reason(runner)
+    return _no_rewind_reason(runner) or (
+        "no step of its graphs gives the logits of several tokens; export without `static_shapes`, with `batch_size=1` "
+        "or `attention=onnx24`"
+    )
 
 
 def no_draft_reason(runner: Runner) -> str | None:
     """The reason why this package cannot be a draft package; None if it can."""
     if runner.contract.batch_size != 1:
         return f"its batch size is {runner.contract.batch_size}, but a draft package needs 1"
-    if runner.has_rope_length:
-        return CHANGING_ROPE
-    return _cannot_go_back(runner)
+    return _no_rewind_reason(runner)
 
 
-def _cannot_go_back(runner: Runner) -> str | None:
+def _no_rewind_reason(runner: Runner) -> str | None:
     """The reason why rejected draft tokens cannot be removed from the cache."""
-    contract = runner.contract
-    if contract.cacheless:
+    if runner.has_rope_length:
+        return "its rotary frequencies depend on the length of the text"
+    if runner.contract.cacheless:
         return "its graph has no KV cache, so every step runs on the whole text"
-    if contract.recompute_above is not None:
-        return f"cached keys are only valid up to {contract.recompute_above} tokens, so the cache cannot be rewound"
-    if runner.cache.can_rewind(1):
-        return None
-    recurrent = [state for state in contract.states if state.kind not in KINDS]
-    if recurrent:
-        kinds = listing(sorted({str(state.kind) for state in recurrent}))
-        names = name_some([state.past for state in recurrent], NAMED)
-        return f"its {kinds} states ({names}) cannot be rewound"
-    if any(state.rolling for state in contract.states):
-        return (
-            "its cache holds only the window of some layers, and dropped tokens cannot be restored; export "
-            "with `cache=fixed`"
-        )
-    return "its growing cache cannot be shortened on this provider: bfloat16, or device memory"
-
-
-def _single_token_reason(runner: Runner) -> str | None:
-    """The reason why no step can append several tokens per row and give the logits of each."""
-    contract, graphs = runner.contract, runner.capacity
-    live = runner.rows if graphs.appends(runner.rows) else 1
-    rows = [RowView(1, 2, every_logit=True)] * live
-    rows += [RowView(0, 0, needs_cache=False)] * (runner.rows - live)
-    plan = plan_step(rows, graphs, CHUNK_TOKENS)
-    if plan is not None and plan.counts[:live] == (2,) * live and len(plan.positions) >= 2:
-        return None
-    if graphs.chunk is not None:
-        return "its graphs take a fixed number of tokens; export without `static_shapes`"
-    if not graphs.appends(live):
-        return (
-            f"at batch size {contract.batch_size} its attention supports one token per step, and rows "
-            "have no separate steps; export with `batch_size=1`, or with `attention=onnx24`"
-        )
-    return "its graph computes the logits of the last token only"
+    lasting = [store.state.past for store in runner.cache.stores if not store.rewinds(1, UNBOUNDED_TOKENS)]
+    return f"its states cannot be rewound: {name_some(lasting, NAMED)}" if lasting else None
 
 
 LONGEST = 20

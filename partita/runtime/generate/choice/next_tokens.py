@@ -75,45 +75,18 @@ class NextTokens:
     def _verify(self, index: int, row: Row, graph: BoundGraph) -> tuple[int, ...]:
         """Choose the token after the last token and after each accepted draft token; remove rejected draft tokens.
 
-        The sampler draws from the model's logits, so the distribution does not change. Logits may be infinite or NaN
-        because of a later draft token.
+        The sampler draws from the model's logits, so the distribution does not change.
         """
         drafts, row.drafted = row.drafts, 0
         found: tuple[int, ...] = ()
-        spoilt = False
         for position, token in enumerate((*drafts, None)):
-            seen = position_logits(row, graph, index, position)
-            spoilt = token is not None and not seen.finite
-            if spoilt:
-                break
-            new = self._add(index, row, seen)
+            new = self._add(index, row, position_logits(row, graph, index, position))
             found += new
             if row.finish is not None or new != (token,):
                 break
-        rejected = len(drafts) + 1 - max(len(found), 1)
-        if rejected:
-            spoilt = spoilt or not position_logits(row, graph, index, len(drafts)).finite
-            self._rewind_rejected(index, row, rejected, spoilt=spoilt)
+        if row.error is None:
+            self.cache.rewind(index, len(drafts) + 1 - max(len(found), 1))
         return found
-
-    def _rewind_rejected(self, index: int, row: Row, tokens: int, *, spoilt: bool) -> None:
-        """Rewind rejected draft tokens.
-
-        `spoilt`: they left values that are not finite, which affect results even if masked (0 * NaN), so the row is
-        read again and drafts no more.
-        """
-        cache = self.cache
-        if spoilt:
-            row.stop_drafting("a rejected draft token produced values that are not finite")
-        if spoilt and row.finish is None and cache.wipe(index):
-            cache.release_row(index)
-            row.read_again()
-            return
-        cache.rewind(index, tokens)
-        if spoilt and row.finish is None:  # the row cannot be zeroed, and others may read it
-            cache.dirty = True
-        elif spoilt:
-            cache.unchecked.add(index)
 
     def _add(self, index: int, row: Row, seen: PositionLogits) -> tuple[int, ...]:
         """Add the next token of a row; none if its cache is full."""

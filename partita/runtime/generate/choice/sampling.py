@@ -211,10 +211,6 @@ class RecordingSampler:
         self._records.append(token_logprobs(logits, token, self._top))
         return token
 
-    def for_sampler(self, sampler: Sampler) -> RecordingSampler:
-        """A recorder of the same settings for another sampler."""
-        return RecordingSampler(sampler, self._top)
-
     def take_records(self) -> tuple[TokenLogprobs, ...]:
         """The log-probabilities recorded since the last call."""
         seen, self._records = tuple(self._records), []

@@ -45,9 +45,7 @@ class Step(NamedTuple):
     logprobs: tuple[tuple[TokenLogprobs, ...], ...] = ()
     """Log-probabilities of the new tokens of each row that requested them; () without any."""
     prefix_tokens: tuple[int, ...] = ()
-    """Prompt tokens of each row that were copied from the prefix cache since the previous step; () without any."""
-    drafting_stopped: tuple[str | None, ...] = ()
-    """Reason of each row for which drafting was stopped, else empty; () without any."""
+    """Prompt tokens of each row that were in the prefix cache, since the previous step; () without any."""
 
 
 KEPT_STEPS = 512
@@ -64,7 +62,7 @@ class Recorder:
         """Clear the record."""
         self.steps: list[Step] = []
         self.takes_turns = False
-        """Whether a row has had several requests or turns."""
+        """Whether a row has had several requests."""
         self.new_tokens = 0
         """Tokens over all rows."""
         self.forgotten = 0
@@ -91,10 +89,10 @@ class Recorder:
         """Total prompt tokens if requests take turns, else those of the longest prompt."""
         return self._total if self.takes_turns else max(self._lengths, default=0)
 
-    def on_turn(self, index: int, row: Row, reads: int) -> None:
-        """Record a request or a next turn in row `index`, which reads `reads` tokens and then generates."""
-        if not row.request.is_warm_up:
-            self.adapters[row.request.adapter] = None
+    def on_request(self, index: int, row: Row) -> None:
+        """Record a request in row `index`."""
+        reads = row.known
+        self.adapters[row.request.adapter] = None
         self.longest = max(self.longest, row.known)
         self.max_new_tokens = max(self.max_new_tokens, row.request.max_new_tokens)
         self._requests += 1

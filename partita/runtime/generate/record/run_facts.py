@@ -64,7 +64,6 @@ def run_facts(
             *notes,
             *(note for entry in runner.graphs for note in entry.session.notes),
             *_open_notes(runner.recorder),
-            *_prompt_notes(runner),
             *_measurement_notes(runner, seen),
             *unread_profile(sum(step.observed for step in steps), seen),
         ),
@@ -80,30 +79,6 @@ def _open_notes(recorder: Recorder) -> Iterator[str]:
         if recorder.forgotten:
             known, every = len(recorder.steps), len(recorder.steps) + recorder.forgotten
             yield f"times and speed cover {known:,} of {every:,} steps: the last steps and the profiled steps"
-
-
-def _prompt_notes(runner: Runner) -> Iterator[str]:
-    """Notes on prompt tokens run with the decode graph, and on tokens that were prefilled again."""
-    prefill = runner.graph("prefill").graph.file
-    with_other_graph = [step for step in runner.steps if step.phase == "prefill" and step.file != prefill]
-    if with_other_graph:
-        tokens, file = sum(step.row_tokens for step in with_other_graph), with_other_graph[0].file
-        reason = "would exceed the cache or the rows"
-        if not runner.cache.padding_is_safe:
-            reason += ", or would need padding, which these states do not support"
-        yield (
-            f"{tokens} prompt tokens were prefilled one at a time with {file}, because a chunk of "
-            f"{runner.capacity.chunk} {reason}; they count as prefill steps"
-        )
-    tokens = sum(step.row_tokens for step in runner.steps if step.is_repeated)
-    if tokens:
-        reason, limit = (
-            "after a rejected draft token produced values that are not finite",
-            runner.contract.recompute_above,
-        )
-        if limit is not None:
-            reason = f"when the sequence grew beyond {limit}, where the model's rotary frequencies change"
-        yield f"{tokens} tokens were prefilled again {reason}; they count as prefill steps, not as prompt tokens"
 
 
 def _measurement_notes(runner: Runner, seen: Sequence[RunWindow]) -> Iterator[str]:

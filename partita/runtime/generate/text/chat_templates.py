@@ -26,10 +26,8 @@ Message = dict[str, Any]
 Render = Callable[[Sequence[Message]], str]
 OTHER_NAMES = {"developer": "system", "function": "tool"}
 """New and old names of roles; most templates support one of each pair."""
-CHANCE = 24
-"""Characters for a test message that no template contains."""
-OTHER = "other words"
-"""Characters that are not quoted or trimmed; they show whether a template uses the content of a message."""
+PROBE = "testmessage"
+"""Content that no template contains, quotes or trims."""
 MOST_SAID = 400
 """Maximum characters of a template's own error message."""
 PLAIN_CLASSES = frozenset({"PreTrainedTokenizerFast", "TokenizersBackend"})
@@ -53,53 +51,40 @@ def as_named_in(template: str, messages: Sequence[Message]) -> list[Message]:
 
 
 def rendered(render: Render, messages: Sequence[Message]) -> str:
-    """The text that `render` makes of messages with string contents.
+    """The text that `render` makes of messages with string contents, or with content parts if it needs these.
 
-    Raises GenerationError when the template rejects them, or omits the content of a message.
+    Raises GenerationError when the template rejects them, or omits a system message.
     """
     from jinja2 import TemplateError
 
-    def in_parts(messages: Sequence[Message]) -> list[Message]:
-        return [{**message, "content": [{"type": "text", "text": message["content"]}]} for message in messages]
+    try:
+        text = render(_in_parts(messages) if _needs_parts(render) else list(messages))
+    except TemplateError as error:
+        raise GenerationError(f"the chat template rejects these messages: {str(error)[:MOST_SAID]}") from error
+    except Exception as error:  # a template may raise any exception
+        reason = f"{type(error).__name__}: {error}"[:MOST_SAID]
+        raise GenerationError(f"the chat template rejects these messages: {reason}") from error
+    words = re.findall("[a-z0-9]+", messages[0]["content"].casefold())  # a template may quote other characters
+    if messages[0]["role"] in ("system", "developer") and max(words, key=len, default="") not in text.casefold():
+        raise GenerationError("the chat template omits the content of the system message")
+    return text
 
-    refusal: Exception | None = None
-    lost = ""
-    for form in (list, in_parts):
+
+def _needs_parts(render: Render) -> bool:
+    """Whether a template supports content parts, and rejects or omits string contents."""
+    probe = [{"role": "user", "content": PROBE}]
+
+    def includes(messages: list[Message]) -> bool:
         try:
-            text = render(form(messages))
-            omitted = _omitted_role(render, form, messages, text)
-        except Exception as error:  # noqa: BLE001 - a template may raise any exception
-            refusal = refusal or error
-            continue
-        if omitted is None:
-            return text
-        lost = lost or omitted
-    if refusal is not None:
-        reason = f"{refusal}" if isinstance(refusal, TemplateError) else f"{type(refusal).__name__}: {refusal}"
-        raise GenerationError(f"the chat template rejects these messages: {reason[:MOST_SAID]}") from refusal
-    raise GenerationError(f"the chat template omits the content of the {lost} message")
+            return PROBE in render(messages).casefold()
+        except Exception:  # noqa: BLE001 - a template may raise any exception
+            return False
+
+    return not includes(probe) and includes(_in_parts(probe))
 
 
-def _omitted_role(
-    render: Render, form: Callable[[Sequence[Message]], list[Message]], messages: Sequence[Message], text: str
-) -> str | None:
-    """Role of the first message whose content `text` does not contain; None without one."""
-    contents = [message["content"].strip() for message in messages]
-    place = 0
-    for content in contents:  # a short content may be in the text by chance: "a" is in the name of a role
-        place = text.find(content, place) if len(content) >= CHANCE else -1
-        if place < 0:
-            break
-    else:
-        return None
-    try:  # with contents that cannot be there by chance
-        marked = [{**m, "content": f"{OTHER}-{i}-" if contents[i] else m["content"]} for i, m in enumerate(messages)]
-        found = set(map(int, re.findall(f"{OTHER}-([0-9]+)-", render(form(marked)), re.IGNORECASE)))
-    except Exception:
-        if not all(content in text for content in contents):
-            raise
-        return None  # it supports content parts and includes them
-    return next((str(m["role"]) for i, m in enumerate(messages) if contents[i] and i not in found), None)
+def _in_parts(messages: Sequence[Message]) -> list[Message]:
+    return [{**message, "content": [{"type": "text", "text": message["content"]}]} for message in messages]
 
 
 def has_template(folder: Path) -> bool:

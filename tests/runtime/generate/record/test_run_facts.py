@@ -162,12 +162,3 @@ print(before, peak_rss_bytes(), peak_rss_bytes())
     before, after, later = map(int, done.stdout.split())
     assert after >= before + (192 << 20)
     assert later == after
-
-
-def test_note_counts_prompt_tokens_prefilled_by_decode_graph(open_runner):
-    runner = open_runner(**PAIR)
-    steps = list(generate(runner, [list(range(1, 63))], max_new_tokens=1, sampler=greedy))
-    by_decode = [step for step in steps if step.phase == "prefill" and step.file == "decode.onnx"]
-    assert by_decode, "62 tokens in chunks of 6 end too close to the 64 that the cache holds"
-    (note,) = run_facts(runner).notes
-    assert note.startswith(f"{len(by_decode)} prompt tokens were prefilled one at a time with decode.onnx")

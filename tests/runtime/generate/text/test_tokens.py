@@ -34,11 +34,6 @@ def test_stream_emits_whole_characters_and_complete_text(text):
     assert pieces.count("") > 10
 
 
-def test_stream_emits_character_when_complete(text):
-    stream = text.stream()
-    assert [stream.push(token) for token in text.encode("😀")] == ["", "", "", "😀"]
-
-
 @pytest.fixture
 def bytes_text(tmp_path):
     """A tokenizer of a token for a and b and one for each byte, which gives up on runs of bytes that are no UTF-8."""
@@ -227,11 +222,6 @@ def test_stop_strings_are_found_across_pieces(stops, pieces, shown, found):
     assert holder.push("after") == ("" if found else "after")
 
 
-def test_empty_stop_string_raises_usage_error():
-    with pytest.raises(UsageError, match="`stop`"):
-        StopStrings(["x", ""])
-
-
 def test_stop_string_longer_than_4096_characters_raises_usage_error():
     assert StopStrings(["x" * 4096]).push("y" + "x" * 4096) == "y"
     with pytest.raises(UsageError, match="`stop` has 4,097 characters; the maximum is 4,096"):
@@ -340,21 +330,6 @@ def test_damaged_generation_config_raises_package_error(tmp_path, content):
     (tmp_path / "generation_config.json").write_text(content)
     with pytest.raises(PackageError, match=r"generation_config\.json: damaged"):
         stop_token_ids(tmp_path)
-
-
-def test_stream_continues_prompt_text(text):
-    ids = text.encode("日本語 text")
-    for cut in range(1, len(ids)):
-        stream = text.stream(ids[:cut])
-        shown = "".join(stream.push(token) for token in ids[cut:]) + stream.finish()
-        assert "日本語 text".endswith(shown)
-
-
-def test_incomplete_character_is_emitted_only_on_finish(text):
-    ids = text.encode("a😀")[:-1]
-    stream = text.stream()
-    assert "".join(stream.push(token) for token in ids) == "a"
-    assert stream.finish() == "\ufffd"
 
 
 def tokenizer(folder: Path, model: dict[str, object], **others: object) -> Text:
