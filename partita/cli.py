@@ -124,7 +124,7 @@ VERBS = (
         "Find the layer and node whose output on a provider is wrong.",
         (
             "drift ./package --provider webgpu",
-            "drift model.onnx --shape x=1,3,224,224 --provider webgpu,cpu --out drift.html --view html",
+            "drift model.onnx --shape x=1,3,224,224 --provider webgpu,cpu --out drift.html",
         ),
         "place:drift",
     ),

@@ -35,7 +35,9 @@ DIFFERENT = 1
 
 def show(options: ShowCommand) -> None:
     """Show a report or the result of a benchmark."""
-    _show(Path(options.file), requested_view(options, "brief", full=options.full), path_of(options.out))
+    _show(
+        Path(options.file), requested_view(options, "brief", full=options.full, out=options.out), path_of(options.out)
+    )
 
 
 def html(options: HtmlCommand) -> None:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import io
-import os
+import shutil
 from collections.abc import Sequence
 from typing import Literal
 
@@ -235,7 +235,7 @@ class ServeResult(Record):
 
 
 WIDTH = 120
-"""Width of stderr if it is unknown."""
+"""Width of the terminal if it is unknown."""
 MOST_ROWS = 40
 NAMES = 4
 """Maximum families of nodes that a group names."""
@@ -247,11 +247,11 @@ NO_NAME = "(no name)"
 def render_refusal(rows: Sequence[RefusedNode], width: int | None = None) -> str:
     """A table of the nodes, then the evidence per reason, as text without colour; empty without nodes.
 
-    `width`: columns; that of the terminal on stderr when it is left out.
+    `width`: columns; that of the terminal when it is left out.
     """
     if not rows:
         return ""
-    stream, columns = io.StringIO(), width or _stderr_columns()
+    stream, columns = io.StringIO(), width or shutil.get_terminal_size((WIDTH, 0)).columns
     page = Page(Console(file=stream, width=columns, color_system=None, force_terminal=False, legacy_windows=False))
     requested = " or ".join(dict.fromkeys(entry.provider for row in rows for entry in row.available_refusals))
     page.line(f"{plural(len(rows), 'node')} would not run on {requested}:", indent=0)
@@ -270,17 +270,6 @@ def render_refusal(rows: Sequence[RefusedNode], width: int | None = None) -> str
     page.table([Column(title, title == "nodes") for title in titles], cells, rest)
     _show_evidence(page, rows)
     return stream.getvalue()
-
-
-def _stderr_columns() -> int:
-    """The variable COLUMNS, else the width of the terminal, else WIDTH."""
-    columns = os.environ.get("COLUMNS", "")
-    if columns.isascii() and columns.isdigit() and int(columns):
-        return int(columns)
-    try:
-        return os.get_terminal_size(2).columns or WIDTH
-    except OSError:
-        return WIDTH
 
 
 def _reasons_text(row: RefusedNode) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from partita.check.requirements import Limits, check_limits
-from partita.commands.generate_options import package_of
+from partita.commands.arguments import package_of
 from partita.commands.results import ServedModel, ServeResult
 from partita.commands.terminal import TERMINAL, print_note, print_record, print_target_notes, write_stderr
 from partita.errors import UsageError

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
 from rich.console import Console
 
 from partita.commands.results import EvaluateResult, VerifyResult
-from partita.commands.terminal import TERMINAL, Bars, finite, print_record, print_target_notes, stdout_console
+from partita.commands.terminal import TERMINAL, Bars, print_record, print_target_notes, stdout_console
 from partita.errors import ParityError
 from partita.export.progress import stage
 from partita.foreign.evidence import read_evidence
@@ -57,7 +59,7 @@ def run(options: VerifyCommand) -> int:
             manifest = open_folder(package, replace(choice, max_length=min(longest, window + TOKENS_PAST_WINDOW)))
     result: Verification = _job("verify_with", package, manifest, target, reference)
     if options.as_json:
-        print_record(VerifyResult(package=str(package), **finite(result.model_dump(mode="json"))))
+        print_record(VerifyResult(package=str(package), **_without_nan(result)))
     else:
         show(package, result, stdout_console())
     if result.status != "verified" and result.tolerance is not None:  # else it was not judged
@@ -77,6 +79,12 @@ def _job(function: str, package: Path, manifest: Manifest, target: Target, *othe
     arguments = (work, package, manifest, target, *others)
     print_target_notes(target)
     return run_job(*arguments, chain=target.chain, in_worker=in_worker, audience=TERMINAL)
+
+
+def _without_nan(result: BaseModel) -> dict[str, Any]:
+    """The fields as JSON has them, with null for NaN and infinity."""
+    found: dict[str, Any] = json.loads(result.model_dump_json())
+    return found
 
 
 def show(package: Path, result: Verification, console: Console) -> None:
@@ -118,7 +126,7 @@ def evaluate(options: EvaluateCommand) -> int:
         result: Evaluation = _job("evaluate", package, manifest, target)
     if options.as_json:
         precision, at_export = manifest.graph.precision, manifest.quality
-        figures = finite(result.model_dump())
+        figures = _without_nan(result)
         print_record(EvaluateResult(package=str(package), precision=precision, at_export=at_export, **figures))
     else:
         show_evaluation(package, manifest, result, stdout_console())

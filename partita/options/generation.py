@@ -17,6 +17,7 @@ from partita.options.fields import (
     Range,
     SamplingOption,
     describe_fields,
+    group,
     option,
     sampling_option,
 )
@@ -236,6 +237,11 @@ class RunOptions(ProgressOptions, ForeignFolder, BatchOptions, Sampling, Provide
     )
     probe_seconds: ProbeSeconds = 120.0
 
+    @property
+    def sampling(self) -> Sampling:
+        """The sampling options."""
+        return group(self, Sampling)
+
 
 TokenIdsFlag = Annotated[bool, Option("Prompts and output are token ids, e.g. '1,45,7'; no tokenizer is needed.")]
 
@@ -318,6 +324,11 @@ class GenerateCommand(PlacementLimits, RunOptions):
     graph_capture: GraphCapture = False
     report: ReportFile = None
     as_json: Json = False
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether the chat template is applied."""
+        return self.chat or self.system is not None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -183,7 +183,7 @@ class ViewOptions:
     HELP_GROUP = "Output"
     VIEWS = ""
     """Module with the views."""
-    view: str | None = option("View. Default: text.", complete="views")
+    view: str | None = option("View. Default: by the suffix of --out, else text.", complete="views")
     out: Out = None
     as_json: Json = False
 

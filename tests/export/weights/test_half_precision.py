@@ -106,7 +106,7 @@ def test_float32_activations_are_selected_without_16_bit_matmul(
     assert cli.run([*words, "--target", "cpu", "--explain"]) == 0
     out, err = capsys.readouterr()
     assert why in err and f"--activations {precision}" in err
-    assert f"in {dtype}, values unchanged; computed in float32" in out and "narrow_weights" in out
+    assert "narrow_weights" in out
     assert [entry.status for entry in read_manifest(tmp_path / "out").smoke] == ["ran"]
 
 
