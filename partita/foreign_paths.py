@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,30 +57,24 @@ def recognise(path: Path) -> ForeignPath:
 
 def _recognise_folder(folder: Path) -> ForeignPath:
     """Identify a folder without a manifest."""
-    inside = sorted(child for child in folder.iterdir() if (child / MANIFEST).is_file())
-    if inside and not (folder / CONFIG).is_file():
+    children = sorted(folder.iterdir())
+    names, suffixes = {child.name for child in children}, {child.suffix for child in children}
+    if CONFIG not in names and (inside := [child for child in children if (child / MANIFEST).is_file()]):
         return ForeignPath(f"no {MANIFEST}, but it contains a package", NAME.filled(path=inside[0]))
-    is_checkpoint = (folder / CONFIG).is_file()
-    has_models = any(folder.glob(f"*{ONNX}")) or (is_checkpoint and _has_weights(folder))
-    nested = () if has_models else _nested_models(folder)
-    if nested:
+    has_models = ONNX in suffixes or (CONFIG in names and suffixes & WEIGHTS)
+    if nested := () if has_models else _nested_models(folder):
         shown = ", ".join(str(home.relative_to(folder)) for home in nested[:SHOWN])
         more = f" and {len(nested) - SHOWN} more" if len(nested) > SHOWN else ""
         what = "a folder with an ONNX model" if len(nested) == 1 else f"{len(nested)} folders with ONNX models"
         return ForeignPath(f"contains no model, but {what} below it: {shown}{more}", NAME.filled(path=nested[0]))
-    if is_checkpoint:
+    if CONFIG in names:
         return ForeignPath("a checkpoint, not a package", _exporting(folder), is_checkpoint=True)
-    if any(folder.glob(f"*{GGUF}")):
+    if GGUF in suffixes:
         return ForeignPath("a folder with a GGUF file, not a package", _exporting(folder), is_checkpoint=True)
-    models = sorted(folder.glob("*.onnx"))
-    if models:
-        return ForeignPath(f"a folder with an ONNX model, not a package ({MANIFEST} is missing)", _placing(models[0]))
+    if models := [child for child in children if child.suffix == ONNX]:
+        remedy = PLACE.filled(path=models[0])
+        return ForeignPath(f"a folder with an ONNX model, not a package ({MANIFEST} is missing)", remedy)
     return ForeignPath(f"not a Partita package, it has no {MANIFEST}", EXPORT_ANY.filled(out="OUT"))
-
-
-def _has_weights(folder: Path) -> bool:
-    """Whether a folder contains weights of a checkpoint."""
-    return any(child.suffix in WEIGHTS for child in folder.iterdir())
 
 
 def _nested_models(folder: Path) -> tuple[Path, ...]:
@@ -104,46 +99,25 @@ def _recognise_file(path: Path) -> ForeignPath:
     folder = path.absolute().parent
     if is_lfs_pointer(path):
         return ForeignPath("not a package; a package is a folder", lfs_pull(path))
-    if _begins_with(path, GGUF_MAGIC):
-        return ForeignPath("a GGUF file, not a package", _exporting(path), is_checkpoint=True)
+    if path.is_file():
+        with path.open("rb") as stream:
+            if stream.read(len(GGUF_MAGIC)) == GGUF_MAGIC:
+                return ForeignPath("a GGUF file, not a package", _exporting(path), is_checkpoint=True)
     if path.suffix == GGUF:
         return ForeignPath("not a GGUF file: its first bytes are not `GGUF`", DOWNLOAD)
     if (folder / MANIFEST).is_file():
         return ForeignPath("a file inside a package; a package is a folder", NAME.filled(path=path.parent))
-    if path.suffix == ".onnx":
-        return ForeignPath("an ONNX file, not a package", _placing(path))
-    schema = _schema_of(path).partition("/")[0]
-    if schema in READ_BY_SHOW:
-        return ForeignPath(f"{READ_BY_SHOW[schema]}, not a package", SHOW.filled(path=path))
+    if path.suffix == ONNX:
+        return ForeignPath("an ONNX file, not a package", PLACE.filled(path=path))
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        schema = str(parse_json(read_capped(path, LARGEST_REPORT_BYTES))["schema"])
+        return ForeignPath(f"{READ_BY_SHOW[schema.partition('/')[0]]}, not a package", SHOW.filled(path=path))
     if path.suffix in WEIGHTS | {".json"} and (folder / CONFIG).is_file():
         return ForeignPath("a file of a checkpoint, not a package", _exporting(path.parent))
     return ForeignPath("a file; a package is a folder", CHOOSE)
-
-
-def _begins_with(path: Path, magic: bytes) -> bool:
-    """Whether a regular file begins with these bytes."""
-    if not path.is_file():
-        return False
-    with path.open("rb") as stream:
-        return stream.read(len(magic)) == magic
 
 
 def _exporting(path: Path) -> Remedy:
     """The command that exports a checkpoint to a package in the working directory."""
     name = path.absolute().name.removesuffix(GGUF) or "checkpoint"
     return EXPORT.filled(checkpoint=path, out=f"{name}-package")
-
-
-def _placing(path: Path) -> Remedy:
-    """The command that shows the placement of an ONNX file."""
-    return PLACE.filled(path=path)
-
-
-def _schema_of(path: Path) -> str:
-    """The `schema` field of a JSON file; empty if there is none or the file is not JSON."""
-    try:
-        raw = parse_json(read_capped(path, LARGEST_REPORT_BYTES))
-    except (OSError, ValueError):
-        return ""
-    found = raw.get("schema") if isinstance(raw, dict) else None
-    return found if isinstance(found, str) else ""

@@ -84,10 +84,9 @@ def test_missing_onnx_runtime_error_names_runtime_extras(package, tmp_path, verb
     assert "exactly one of" in line
 
 
-def test_export_error_lists_missing_modules_and_a_single_command(tiny_checkpoint, tmp_path):
+def test_export_error_names_a_single_command(tiny_checkpoint, tmp_path):
     arguments = ("export", tiny_checkpoint("llama"), tmp_path / "p")
     line = named(without(tmp_path, ("torch", "onnx_ir", "onnxscript"), EXPORT, *arguments))
-    assert all(name in line for name in ("torch", "onnxscript", "onnx")) and "are not installed" in line
     assert line.endswith('pip install "partita[export]"')
     both = named(without(tmp_path, ("torch", "onnx_ir", "onnxscript", "onnxruntime"), (*EXPORT, *WHEELS), *arguments))
     assert both.endswith('pip install "partita[export,cpu]"'), "the next try would name the runtime only then"

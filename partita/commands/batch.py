@@ -128,8 +128,7 @@ def _run_here(file: PromptFileRun, target: Target, manifest: Manifest, sink: Sin
     options, error, interrupted, result = file.options, None, False, None
     with open_for_prompts(options, target, manifest, observe=sink is not None) as model:
         text = model.tokenizer
-        if file.prompts.rows:
-            check_defaults(file.defaults, text, file.prompts.format)
+        check_defaults(file.defaults, text)
         engine = open_batch(options, model)
         notes = chunk_ignored(options.prefill_chunk, engine.chunk)
         print_notes(target, model, notes)
@@ -186,7 +185,6 @@ def _run_on_cluster(file: PromptFileRun, address: str, manifest: Manifest) -> in
         group(options, BatchOptions),
         graph_capture=options.graph_capture,
         token_ids=options.token_ids,
-        format=file.prompts.format,
     )
     answer = partial(
         answer_on_cluster,

@@ -124,35 +124,6 @@ def note_stage(title: str, seconds: float) -> None:
         note(f"{title.partition(' (Ctrl-C')[0]}: {seconds:.1f} s")
 
 
-class Spinner:
-    """The current stage on stderr: a spinner on a terminal, and `note_stage` at its end."""
-
-    def __init__(self, title: str = "") -> None:
-        self._status = stderr.status(title) if draws_progress() else None
-        self._title, self._began = title, time.perf_counter()
-
-    def __enter__(self) -> Spinner:
-        if self._status is not None:
-            self._status.start()
-        return self
-
-    def __exit__(self, *details: object) -> None:
-        self._end_stage()
-        if self._status is not None:
-            self._status.stop()
-
-    def update(self, title: str) -> None:
-        """End the current stage and begin another."""
-        self._end_stage()
-        self._title, self._began = title, time.perf_counter()
-        if self._status is not None:
-            self._status.update(title)
-
-    def _end_stage(self) -> None:
-        if self._title:
-            note_stage(self._title, time.perf_counter() - self._began)
-
-
 class Bars:
     """Progress bars on stderr, one per stage; lines of `note_stage` if bars are off."""
 
@@ -189,6 +160,29 @@ class Bars:
         task = self.bars.tasks[self.bars.task_ids.index(stage.task)]
         total = task.total or max(task.completed, 1)
         self.bars.update(stage.task, total=total, completed=total)
+
+
+class Spinner(Bars):
+    """The current stage on stderr: a bar without a length on a terminal, and `note_stage` at its end."""
+
+    def __init__(self, title: str = "") -> None:
+        super().__init__()
+        self._task, self._title, self._began = (
+            self.bars.add_task(title, total=None, size=""),
+            title,
+            time.perf_counter(),
+        )
+
+    def __exit__(self, *details: object) -> None:
+        self.update("")
+        super().__exit__(*details)
+
+    def update(self, title: str) -> None:
+        """End the current stage and begin another."""
+        if self._title:
+            note_stage(self._title, time.perf_counter() - self._began)
+        self._title, self._began = title, time.perf_counter()
+        self.bars.update(self._task, description=title)
 
 
 class _Bar:

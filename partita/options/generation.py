@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from types import NoneType
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
@@ -219,18 +219,11 @@ class ChatOptions(GenerationOptions, MessagesArgument):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelOptions:
-    """The model of a run."""
-
-    package: ModelArgument = field(kw_only=False)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunOptions(ProgressOptions, ForeignFolder, BatchOptions, Sampling, ProviderChain, SourceOptions, ModelOptions):
+class RunOptions(ProgressOptions, ForeignFolder, BatchOptions, Sampling, ProviderChain, SourceOptions):
     """Options of `partita run`, `generate` and `chat`."""
 
     HELP_GROUP = "Input"
-
+    package: ModelArgument
     system: str | None = option("System message; the prompt then goes through the chat template.", metavar="TEXT")
     stop: Sequence[str] = option(
         "Stop when this text appears; can be repeated.", default=(), metavar="TEXT", group="Sampling"

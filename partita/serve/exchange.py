@@ -221,78 +221,61 @@ def works(body: CompletionsBase, reading: Reading, adapter: str | None = None) -
     found: list[Work] = []
     for prompt in _prompts(body, reading):
         room = limit - len(prompt)
-        sampling = Sampling(**body.sampling(), max_new_tokens=min(most_tokens or room, room))
+        sampling = complete_sampling(
+            Sampling(**body.sampling(), max_new_tokens=min(most_tokens or room, room)), reading.suggests
+        )
         work = Work(
             prompt=prompt,
-            sampling=complete_sampling(sampling, reading.suggests),
+            sampling=sampling,
             stop=tuple(body.stop),
             stop_ids=tuple(sorted(stop_ids)),
             logprobs=body.alternatives,
             adapter=adapter,
         )
-        found += [_with_seed(work, len(found) + number) for number in range(body.n)]
+        for number in range(len(found), len(found) + body.n):  # choices with the same seed would be equal
+            seed = None if sampling.seed is None else sampling.seed + number
+            found.append(replace(work, sampling=replace(sampling, seed=seed)))
     return found
-
-
-def _with_seed(work: Work, number: int) -> Work:
-    """The request with its own seed, because choices with the same seed would be equal."""
-    seed = work.sampling.seed
-    return work if seed is None or not number else replace(work, sampling=replace(work.sampling, seed=seed + number))
 
 
 def _prompts(body: CompletionsBase, reading: Reading) -> list[tuple[int, ...]]:
     """Token ids of each prompt; each leaves room for at least one new token. Raises ApiError."""
     if isinstance(body, ChatRequest):
-        found = {"messages": _chat(body, reading)}
-    else:
-        several = len(body.prompts) > 1
-        names = [f"prompt[{index}]" if several else "prompt" for index in range(len(body.prompts))]
-        found = {name: _encoded(prompt, reading, name) for name, prompt in zip(names, body.prompts, strict=True)}
-    for name, prompt in found.items():
-        if not prompt:
-            raise invalid(f"Invalid '{name}': it is empty; pass text to continue.", name, "empty_string")
-        if len(prompt) >= reading.max_length:
-            raise invalid(
-                f"This model's maximum context length is {reading.max_length:,} tokens of prompt and completion. "
-                f"However, '{name}' has {len(prompt):,} tokens. Please reduce its length.",
-                name,
-                "context_length_exceeded",
-            )
-    return list(found.values())
+        if not reading.chats:
+            message = "This model has no chat template, so it does not support messages; use /v1/completions."
+            raise invalid(message, "messages", "no_template")
+        return [_encoded(body, reading, "messages")]
+    names = [f"prompt[{index}]" for index in range(len(body.prompts))] if len(body.prompts) > 1 else ["prompt"]
+    return [_encoded(prompt, reading, name) for name, prompt in zip(names, body.prompts, strict=True)]
 
 
-def _chat(body: ChatRequest, reading: Reading) -> tuple[int, ...]:
-    if not reading.chats:
+def _encoded(prompt: Prompt | ChatRequest, reading: Reading, name: str) -> tuple[int, ...]:
+    """Token ids of one prompt, which the body has under `name`."""
+    try:
+        if isinstance(prompt, ChatRequest):
+            found = tuple(reading.text.encode_messages([message.for_template() for message in prompt.messages]))
+        elif isinstance(prompt, str):
+            found = tuple(reading.text.encode(prompt)) if prompt else ()
+        else:
+            _check_ids(prompt, reading, name)
+            found = tuple(prompt)
+    except (UsageError, GenerationError) as error:
+        too_long = {"code": "context_length_exceeded"} if isinstance(error, TooLongError) else {}
+        raise replace(of_error(error, name), **too_long) from error
+    if not found:
+        raise invalid(f"Invalid '{name}': it is empty; pass text to continue.", name, "empty_string")
+    if len(found) >= reading.max_length:
         raise invalid(
-            "This model has no chat template, so it does not support messages; use /v1/completions.",
-            "messages",
-            "no_template",
+            f"This model's maximum context length is {reading.max_length:,} tokens of prompt and completion. "
+            f"However, '{name}' has {len(found):,} tokens. Please reduce its length.",
+            name,
+            "context_length_exceeded",
         )
-    try:
-        return tuple(reading.text.encode_messages([message.for_template() for message in body.messages]))
-    except (UsageError, GenerationError) as error:
-        raise _of_tokenizer(error, "messages") from error
-
-
-def _encoded(prompt: Prompt, reading: Reading, name: str) -> tuple[int, ...]:
-    if not isinstance(prompt, str):
-        _check_ids(prompt, reading, name)
-        return tuple(prompt)
-    try:
-        return tuple(reading.text.encode(prompt)) if prompt else ()
-    except (UsageError, GenerationError) as error:
-        raise _of_tokenizer(error, name) from error
-
-
-def _of_tokenizer(error: UsageError | GenerationError, name: str) -> ApiError:
-    found = of_error(error, name)
-    return replace(found, code="context_length_exceeded") if isinstance(error, TooLongError) else found
+    return found
 
 
 def _check_ids(ids: Sequence[int], reading: Reading, name: str) -> None:
     wrong = next((token for token in ids if not 0 <= token < reading.vocab_size), None)
     if wrong is not None:
-        raise invalid(
-            f"Invalid '{name}': {str(wrong)[:30]} is not a token id; valid ids are 0 to {reading.vocab_size - 1:,}.",
-            name,
-        )
+        valid = f"valid ids are 0 to {reading.vocab_size - 1:,}"
+        raise invalid(f"Invalid '{name}': {str(wrong)[:30]} is not a token id; {valid}.", name)

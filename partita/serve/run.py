@@ -229,8 +229,7 @@ class Server:
             await serving
 
     def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        with suppress(Exception):
-            self._log(f"{context['message']}: {context.get('exception')}")
+        self._log(f"{context['message']}: {context.get('exception')}")
 
     @contextmanager
     def _signals(self) -> Iterator[None]:

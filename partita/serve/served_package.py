@@ -117,8 +117,6 @@ class ServedPackage:
         """Builds and renders reports, one at a time."""
         self._report: Report | None = None
         self._report_at = 0.0
-        self._rendered: tuple[Report | None, dict[str, str]] = None, {}
-        """A report, and its text by view."""
         self._thread = threading.Thread(target=self._work, name=f"serve-{name}", daemon=True)
         self._stopping = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -213,16 +211,6 @@ class ServedPackage:
             self._report, self._report_at = self._engine.report(request), time.monotonic()
         return self._report
 
-    def rendered_report(self, view: str, to_text: Callable[[Report], str]) -> str:
-        """A view of the report, rendered once. Only for the thread of `reporter`."""
-        report = self.report()
-        if self._rendered[0] is not report:
-            self._rendered = report, {}
-        texts = self._rendered[1]
-        if view not in texts:
-            texts[view] = to_text(report)
-        return texts[view]
-
     def stop(self) -> None:
         """End open requests and free the package.
 
@@ -261,8 +249,7 @@ class ServedPackage:
                 if not did:
                     self._engine.wait(IDLE_SECONDS)
             except BaseException as error:  # noqa: BLE001 - the thread continues with the next request
-                with suppress(Exception):  # also if the line cannot be written
-                    self._log(f"internal error: {type(error).__name__}: {error}; this is a bug in Partita")
+                self._log(f"internal error: {type(error).__name__}: {error}; this is a bug in Partita")
 
     def _send(self) -> None:
         """Pass the pieces of a step to the event loop, in one wake-up."""
@@ -278,8 +265,7 @@ class ServedPackage:
         self._tokens.step(now, deliveries)
         ended = [each.choice.ticket for each in deliveries if each.piece.finish_reason == "error"]
         for error in {id(ticket.error): ticket.error for ticket in ended}.values():
-            with suppress(Exception):  # the line cannot be written
-                self._log(f"{self.name}: {error}")
+            self._log(f"{self.name}: {error}")
 
 
 def open_served(
@@ -298,17 +284,17 @@ def open_served(
     PackageError, also without a tokenizer; ProviderError when the chain is not honoured or limits are exceeded;
     GenerationError for a prefix of another package; ResourceError, UsageError.
     """
-    known = (
-        0 if prefix is None else len(read_content(prefix).tokens)
-    )  # an invalid file is reported before the package is loaded
+    known = 0 if prefix is None else len(read_content(prefix).tokens)  # an invalid file fails before the package loads
     check_adapter(folder, manifest, serving.batch.adapter)
     check_speculation(folder, manifest, serving.batch)
     reading = _reading(folder, manifest, serving)
     with audience.busy(f"opening {name}"):
         engine = open_engine(folder, manifest, serving.target, serving.choice, process=serving.process)
     try:
-        for line in _notes(engine, serving.target):
+        for line in opened_notes(serving.target, engine.opened, manifest):
             audience.note(line)
+        if lacks := not_exported(manifest.source.unused):
+            audience.note(f"not in the package: {lacks}")
         served = ServedPackage(name, engine, reading, serving, metrics, log, prefix)
         if known:
             audience.note(f"prompts that begin with the {plural(known, 'token')} of {prefix} reuse its states")
@@ -331,20 +317,6 @@ def _reading(folder: Path, manifest: Manifest, serving: Serving) -> Reading:
         chats=has_template(folder),
         suggests=suggestion(folder) if serving.from_checkpoint else DEFAULTS,
     )
-
-
-def _notes(engine: Engine, target: Target) -> list[str]:
-    """Notes on an opened package, for the operator."""
-    manifest, graph = engine.manifest, engine.manifest.graph
-    notes = [*opened_notes(target, engine.opened, manifest)]
-    if lacks := not_exported(manifest.source.unused):
-        notes.append(f"not in the package: {lacks}")
-    if manifest.switchable and graph.batch_size > 1 and not graph.adapters_by_row:
-        notes.append(
-            f"the {graph.batch_size} rows share one adapter: requests with another adapter wait until the "
-            "rows are free; completions are unaffected"
-        )
-    return notes
 
 
 def adapters_of(manifest: Manifest) -> tuple[str, ...]:

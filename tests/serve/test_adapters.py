@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -60,39 +59,6 @@ def test_each_adapter_is_served_as_its_own_model(server: Running, client: openai
     chunks = list(client.completions.create(model="loud", prompt=SYSTEM, stream=True, **CREATE))
     assert "".join(chunk.choices[0].text for chunk in chunks) == wanted["loud"]
     assert {chunk.model for chunk in chunks} == {"loud"}
-
-
-def test_prefix_cache_is_not_shared_between_adapters(
-    server: Running, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All prompts share a prefix and run with different adapters, before and at the same time."""
-    asked = [([*SYSTEM, last], model) for last in (9, 4) for _ in range(3) for model in ("tiny", "loud", "small")]
-    engine: Any = server.models["tiny"]._engine
-    step, submit, beside, tickets = engine.step, engine.submit, set[int](), list[Any]()
-
-    def stepped() -> bool:
-        did: bool = step()
-        beside.add(len({ticket.work.adapter for ticket in tickets if ticket.state == "running"}))
-        return did
-
-    def submitted(*given: Any) -> Any:
-        tickets.append(submit(*given))
-        return tickets[-1]
-
-    def answered(each: tuple[list[int], str]) -> str:
-        text: str = client.completions.create(model=each[1], prompt=each[0], **CREATE).choices[0].text
-        return text
-
-    names = {"tiny": None, "loud": "loud", "small": "small"}
-    wanted = [known(prompt, names[model]) for prompt, model in asked]
-    assert len(set(wanted)) == 6
-    monkeypatch.setattr(engine, "step", stepped)
-    monkeypatch.setattr(engine, "submit", submitted)
-    with server.slowly(0.002), ThreadPoolExecutor(len(asked)) as pool:
-        assert list(pool.map(answered, asked)) == wanted
-    assert [answered(each) for each in asked] == wanted
-    assert max(beside) > 1 if engine.manifest.graph.adapters_by_row else max(beside) == 1
-    assert sum(ticket.copied_tokens for ticket in tickets) > 0, "what begins alike is read once, with the same adapter"
 
 
 def test_model_names_map_each_name_to_a_single_model() -> None:

@@ -257,8 +257,7 @@ def generate_file(
     given = seed if sampling is None or isinstance(sampling, str) or sampling.seed is None else sampling.seed
     base_seed = secrets.randbits(SEED_BITS) if given is None else given
     defaults = RowDefaults(full, base_seed, texts, tuple(sorted(ids)), chat, system)
-    if looked.rows:
-        check_defaults(defaults, text, looked.format)
+    check_defaults(defaults, text)
     engine = model.scheduler(prefill_chunk=prefill_chunk, adapter=adapter)
     answer = partial(run_rows, engine=engine, text=text, vocab_size=model.vocab_size)
     return run_file(

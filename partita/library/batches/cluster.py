@@ -66,8 +66,6 @@ class Setup:
     batch: BatchOptions
     graph_capture: bool = False
     token_ids: bool = False
-    format: str = "jsonl"
-    """Format of the prompt file."""
     folder: Path = field(default_factory=Path.cwd)
 
 
@@ -103,7 +101,7 @@ class Worker:
         model = Model(open_engine(folder.absolute(), manifest, target, choice, observe=False, process="this"))
         engine = model.scheduler(**asdict(setup.batch))
         text = None if setup.token_ids else model.tokenizer
-        check_defaults(defaults, text, setup.format)
+        check_defaults(defaults, text)
         self._answers = partial(run_rows, defaults=defaults, engine=engine, text=text, vocab_size=model.vocab_size)
 
     def __call__(self, table: Any) -> Any:

@@ -111,20 +111,14 @@ class AnswerRow:
         return json.dumps(record, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
 
 
-def check_defaults(defaults: RowDefaults, text: Text | None, form: str) -> None:
-    """Raise the error that every row without its own options would have.
-
-    UsageError without a chat template, without a tokenizer for a file of texts (`form`: txt), or for a prefix of
-    another kind; GenerationError for a system message that the template rejects.
+def check_defaults(defaults: RowDefaults, text: Text | None) -> None:
+    """Raise the error that every row without its own options would have: UsageError without a chat template, and for a
+    prefix of text without a tokenizer; GenerationError for a system message that the template rejects.
     """
-    if form == "txt":
-        _tokens({"prompt": "1"}, "prompt", defaults, text)
-    elif text is None:
+    if text is None:
         ids_after(defaults.prefix, ())
-    if text is None or not (defaults.chat or defaults.system is not None):
-        return
-    system = defaults.system if defaults.prefix is None else system_of(defaults.prefix)
-    text.encode_chat("1", system)
+    elif defaults.chat or defaults.system is not None:
+        text.encode_chat("1", defaults.system if defaults.prefix is None else system_of(defaults.prefix))
 
 
 def work_of(row: InputRow, defaults: RowDefaults, text: Text | None, vocab_size: int) -> Work:
@@ -173,8 +167,7 @@ def answer_row(
 
 def error_row(row: InputRow, error: PartitaError) -> AnswerRow:
     """The answer row for an error, whose message uses the row's field names."""
-    given = [value for value in row.data.values() if isinstance(value, str)]
-    message = rename_options(str(error), row.fields, as_field, given)
+    message = rename_options(str(error), row.fields, as_field)
     return AnswerRow(row.index, row.key, None, (), None, "error", None, " ".join(message.split()))
 
 
