@@ -17,14 +17,14 @@ import signal
 import sys
 import traceback
 from contextlib import suppress
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer.exceptions import Abort, Exit, TyperException
 
 import partita
 from partita import process
-from partita.commands.build import group_of, read_verbs
+from partita.commands.build import Verb, group_of, read_verbs
 from partita.errors import INTERRUPTED, PartitaError, ProviderError, public_type
 from partita.signals import TerminatedError, ended_by_exception, received_signal
 
@@ -111,33 +111,6 @@ HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 1000}
 """Width of the help: that of the terminal, or 80 columns."""
 USAGE = 2
 """Exit code of a usage error."""
-app = typer.Typer(
-    name="partita",
-    cls=group_of(VERBS),
-    help="Export a Hugging Face decoder to a static ONNX graph, run it on the execution providers you name, "
-    "and see what ran where.",
-    epilog="`partita help VERB` shows the options and examples of a command.",
-    invoke_without_command=True,
-    rich_markup_mode=None,
-    context_settings=HELP,
-)
-report = typer.Typer(
-    name="report",
-    cls=group_of(REPORT_VERBS, "report "),
-    help="Inspect, compare and check partition reports.",
-    invoke_without_command=True,
-    rich_markup_mode=None,
-)
-app.add_typer(report)
-cache = typer.Typer(
-    name="cache",
-    cls=group_of(CACHE_VERBS, "cache "),
-    help="List or remove packages that were exported once for `run` and other verbs.",
-    invoke_without_command=True,
-    rich_markup_mode=None,
-)
-app.add_typer(cache)
-
 PROGRAM = "partita"
 """Name in usage lines, also of `python -m partita`."""
 KNOWN = (PartitaError, TyperException, Abort, OSError)
@@ -153,8 +126,27 @@ def _help_alone(context: typer.Context) -> None:
         raise Exit(USAGE)
 
 
-report.callback()(_help_alone)
-cache.callback()(_help_alone)
+def _group(name: str, verbs: tuple[Verb, ...], help_text: str, prefix: str = "", **settings: Any) -> typer.Typer:
+    """A group of verbs, whose names follow `prefix` in examples."""
+    found = typer.Typer(
+        name=name,
+        cls=group_of(verbs, prefix),
+        help=help_text,
+        invoke_without_command=True,
+        rich_markup_mode=None,
+        **settings,
+    )
+    found.callback()(_help_alone)
+    return found
+
+
+ABOUT = (
+    "Export a Hugging Face decoder to a static ONNX graph, run it on the execution providers you name, and see what "
+)
+EPILOG = "`partita help VERB` shows the options and examples of a command."
+app = _group(PROGRAM, VERBS, ABOUT, epilog=EPILOG, context_settings=HELP)
+app.add_typer(_group("report", REPORT_VERBS, "Inspect, compare and check partition reports.", "report "))
+app.add_typer(_group("cache", CACHE_VERBS, "List or remove packages that were exported once for `run`.", "cache "))
 
 
 def _show_version(wanted: bool) -> None:
@@ -171,8 +163,7 @@ def common(
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
-    """Export a Hugging Face decoder to a static ONNX graph, run it on the execution providers you name, and see what
-    ran where."""
+    """The options before a verb."""
     _help_alone(context)
 
 

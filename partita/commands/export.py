@@ -23,8 +23,6 @@ from partita.options.fields import with_flags
 from partita.package.folder import Manifest, check_files, read_manifest
 from partita.package.records import PackedKind
 
-PACKED_WEIGHTS, NARROW_WEIGHTS = "packed_weights", "narrow_weights"
-"""Name of the last change of a graph in the counts of passes."""
 LONG_STAGES = 3
 """The summary has the times of this many of the longest stages."""
 LABEL = 14
@@ -173,24 +171,17 @@ def _costs(summary: ExportResult, *, variant: bool) -> Iterator[tuple[str, str]]
         yield "next", f"partita generate {out} {prompt}"
 
 
-def pass_lines(passes: Mapping[str, int], manifest: Manifest | None = None) -> list[str]:
-    """A line for each pass over the graph: number of changes and description; then for quantised weights."""
+def pass_lines(passes: Mapping[str, int], manifest: Manifest) -> list[str]:
+    """A line for each pass over the graph: number of changes and description; then for changed weights."""
     from partita.export.passes import ORDER
 
     if not passes:
         return ["  passes      none: the graphs come from another exporter"]
-    summaries = {each.name: each.summary for each in ORDER}
-    if manifest is not None and manifest.packed is not None:
-        summaries[PACKED_WEIGHTS] = f"Weights as integers: {manifest.packed.operators}"
-    if manifest is not None and manifest.half_precision is not None:
-        summaries[NARROW_WEIGHTS] = (
-            f"Matrices stored as {manifest.half_precision.dtype}, each converted to float32 by a Cast"
-        )
+    without = manifest.graph.without_passes
+    summaries = {**{each.name: each.summary for each in ORDER}, **dict.fromkeys(without, "disabled")}
+    summaries |= dict.fromkeys(passes.keys() - summaries.keys(), "")
     width = max(map(len, summaries))
-    without = () if manifest is None else manifest.graph.without_passes
-    places = {name: "-" if name in without else str(passes.get(name, 0)) for name in summaries}
-    rows = [f"    {places[name]:>5} {name:<{width}}  {summary}" for name, summary in summaries.items()]
-    rows += [f"    disabled: {', '.join(without)}"] if without else []
+    rows = [f"    {passes.get(name, 0):>5} {name:<{width}}  {text}".rstrip() for name, text in summaries.items()]
     return ["  passes      changes made by each pass over the graph, in order", *rows]
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import io
 import shutil
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from rich.console import Console
 
 import partita
@@ -42,7 +42,7 @@ class ErrorFact(Record):
 
     kind: str
     """A class of partita/errors.py (UsageError, PackageError, ...), or Interrupted, Terminated, InternalError."""
-    message: str
+    message: Annotated[str, BeforeValidator(lambda text: text.encode("utf-8", "backslashreplace").decode())]
     """The line on stderr, without `partita: `."""
     remedy: str | None
     """The remedy at the end of the message; null if there is none."""

@@ -130,7 +130,7 @@ def _print_ready(url: str, options: ServeCommand, models: dict[str, ServedPackag
     """Print the address of the server on stderr, with --json also on stdout."""
     found = []
     for served in models.values():
-        report, length = served.report(), served.reading.max_length
+        report, length = served.report(), served.max_length
         verdict = report.summary.verdict if report.summary is not None else "no report"
         adapters = f"; adapters {', '.join(served.adapters)}" if served.adapters else ""
         rows = f"{plural(served.slots, 'row')} of {length:,} tokens{ONE_ROW if served.slots == 1 else ''}"
@@ -141,7 +141,7 @@ def _print_ready(url: str, options: ServeCommand, models: dict[str, ServedPackag
                 package=str(served.folder),
                 slots=served.slots,
                 max_length=length,
-                chat=served.reading.chats,
+                chat=served.has_template,
                 adapters=served.adapters,
             )
         )

@@ -124,7 +124,7 @@ class Endpoints:
             "created": served.created,
             "owned_by": "partita",
             "parent": None if adapter is None else served.name,
-            "max_model_len": served.reading.max_length,
+            "max_model_len": served.max_length,
         }
 
     async def health(self, request: Request) -> Response:

@@ -24,7 +24,7 @@ from partita.serve.api_errors import ApiError, invalid, of_error, overloaded_err
 from partita.serve.metrics import Metrics
 from partita.serve.protocol import ChatRequest, CompletionsBase, Prompt
 from partita.serve.responses import CompletionsResponse, Delivery, ResponseChoice, event
-from partita.serve.served_package import Reading, ServedPackage
+from partita.serve.served_package import ServedPackage
 
 LAST_SECONDS = 1.0
 """Seconds after the time limit for sending the error."""
@@ -99,12 +99,10 @@ class Exchange:
         served, body = self.served, self._body
 
         def read() -> tuple[list[Work], CompletionsResponse]:
-            reading = served.reading
-            return works(body, reading, self._adapter), CompletionsResponse(
-                body, reading.text, reading.stop_ids, served.fingerprint
-            )
+            answer = CompletionsResponse(body, served.text, served.stop_ids, served.fingerprint)
+            return works(body, served, self._adapter), answer
 
-        reading = self._loop.run_in_executor(served.encoder, served.encode, read)
+        reading = self._loop.run_in_executor(served.encoder, read)
         reading.add_done_callback(lambda _: self._events.put_nowait(None))
         ended = await self._events.get()
         if isinstance(ended, Exception):
@@ -203,26 +201,26 @@ class EventStream(Response):
 # --- prompts, in the tokenizer's thread ------------------------------------------------------------------------------
 
 
-def works(body: CompletionsBase, reading: Reading, adapter: str | None = None) -> list[Work]:
+def works(body: CompletionsBase, served: ServedPackage, adapter: str | None = None) -> list[Work]:
     """One request for each choice of the response; choices of a prompt are consecutive.
 
     `adapter`: one of the package's; None: the server's. Raises ApiError for a prompt that is empty, too long for the
     cache, or rejected by chat template or tokenizer, and for token ids outside the vocabulary.
     """
-    limit, most_tokens = reading.max_length, body.max_tokens
+    limit, most_tokens = served.max_length, body.max_tokens
     if most_tokens is not None and most_tokens > limit:
         raise invalid(
             f"max_tokens is too large: {most_tokens:,}. This model supports at most {limit:,} tokens for "
             "prompt and completion together.",
             "max_tokens",
         )
-    _check_ids(body.stop_token_ids, reading, "stop_token_ids")
-    stop_ids = frozenset(body.stop_token_ids) | (frozenset() if body.ignore_eos else reading.stop_ids)
+    _check_ids(body.stop_token_ids, served, "stop_token_ids")
+    stop_ids = frozenset(body.stop_token_ids) | (frozenset() if body.ignore_eos else served.stop_ids)
     found: list[Work] = []
-    for prompt in _prompts(body, reading):
+    for prompt in _prompts(body, served):
         room = limit - len(prompt)
         sampling = complete_sampling(
-            Sampling(**body.sampling(), max_new_tokens=min(most_tokens or room, room)), reading.suggests
+            Sampling(**body.sampling(), max_new_tokens=min(most_tokens or room, room)), served.suggests
         )
         work = Work(
             prompt=prompt,
@@ -238,35 +236,36 @@ def works(body: CompletionsBase, reading: Reading, adapter: str | None = None) -
     return found
 
 
-def _prompts(body: CompletionsBase, reading: Reading) -> list[tuple[int, ...]]:
+def _prompts(body: CompletionsBase, served: ServedPackage) -> list[tuple[int, ...]]:
     """Token ids of each prompt; each leaves room for at least one new token. Raises ApiError."""
     if isinstance(body, ChatRequest):
-        if not reading.chats:
+        if not served.has_template:
             message = "This model has no chat template, so it does not support messages; use /v1/completions."
             raise invalid(message, "messages", "no_template")
-        return [_encoded(body, reading, "messages")]
+        return [_encoded(body, served, "messages")]
     names = [f"prompt[{index}]" for index in range(len(body.prompts))] if len(body.prompts) > 1 else ["prompt"]
-    return [_encoded(prompt, reading, name) for name, prompt in zip(names, body.prompts, strict=True)]
+    return [_encoded(prompt, served, name) for name, prompt in zip(names, body.prompts, strict=True)]
 
 
-def _encoded(prompt: Prompt | ChatRequest, reading: Reading, name: str) -> tuple[int, ...]:
+def _encoded(prompt: Prompt | ChatRequest, served: ServedPackage, name: str) -> tuple[int, ...]:
     """Token ids of one prompt, which the body has under `name`."""
     try:
         if isinstance(prompt, ChatRequest):
-            found = tuple(reading.text.encode_messages([message.for_template() for message in prompt.messages]))
+            found = tuple(served.text.encode_messages([message.for_template() for message in prompt.messages]))
         elif isinstance(prompt, str):
-            found = tuple(reading.text.encode(prompt)) if prompt else ()
+            found = tuple(served.text.encode(prompt)) if prompt else ()
         else:
-            _check_ids(prompt, reading, name)
+            _check_ids(prompt, served, name)
             found = tuple(prompt)
     except (UsageError, GenerationError) as error:
-        too_long = {"code": "context_length_exceeded"} if isinstance(error, TooLongError) else {}
-        raise replace(of_error(error, name), **too_long) from error
+        refused = of_error(error, name)
+        refused.code = "context_length_exceeded" if isinstance(error, TooLongError) else refused.code
+        raise refused from error
     if not found:
         raise invalid(f"Invalid '{name}': it is empty; pass text to continue.", name, "empty_string")
-    if len(found) >= reading.max_length:
+    if len(found) >= served.max_length:
         raise invalid(
-            f"This model's maximum context length is {reading.max_length:,} tokens of prompt and completion. "
+            f"This model's maximum context length is {served.max_length:,} tokens of prompt and completion. "
             f"However, '{name}' has {len(found):,} tokens. Please reduce its length.",
             name,
             "context_length_exceeded",
@@ -274,8 +273,8 @@ def _encoded(prompt: Prompt | ChatRequest, reading: Reading, name: str) -> tuple
     return found
 
 
-def _check_ids(ids: Sequence[int], reading: Reading, name: str) -> None:
-    wrong = next((token for token in ids if not 0 <= token < reading.vocab_size), None)
+def _check_ids(ids: Sequence[int], served: ServedPackage, name: str) -> None:
+    wrong = next((token for token in ids if not 0 <= token < served.vocab_size), None)
     if wrong is not None:
-        valid = f"valid ids are 0 to {reading.vocab_size - 1:,}"
+        valid = f"valid ids are 0 to {served.vocab_size - 1:,}"
         raise invalid(f"Invalid '{name}': {str(wrong)[:30]} is not a token id; {valid}.", name)

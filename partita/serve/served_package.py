@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -12,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from partita.check.requirements import Limits
 from partita.foreign.folder import NO_CHOICE, Choice
@@ -43,28 +41,12 @@ WARM_TOKENS = 6
 """New tokens of the first request; enough for the profiled runs of the report."""
 REPORT_SECONDS = 5.0
 """Minimum seconds between two new reports."""
-READ_SECONDS = 120.0
-"""Maximum seconds for tokenizing the prompts of one request; a slower server counts as down."""
 END_SECONDS = 5.0
 """Seconds for the last step; Python cannot stop native code."""
 
 
 DEFAULTS = Suggestion(temperature=1.0)
 """OpenAI's defaults: sample from the unmodified distribution."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """Properties of a package for parsing request bodies."""
-
-    text: Text
-    max_length: int
-    vocab_size: int
-    stop_ids: frozenset[int]
-    chats: bool
-    """Whether the package has a chat template."""
-    suggests: Suggestion = DEFAULTS
-    """Sampling options that a request does not set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +71,7 @@ class ServedPackage:
         self,
         name: str,
         engine: Engine,
-        reading: Reading,
+        text: Text,
         serving: Serving,
         metrics: Metrics,
         log: Callable[[str], object],
@@ -99,18 +81,20 @@ class ServedPackage:
 
         Raises UsageError for a chunk out of range, GenerationError for a prefix of another package.
         """
-        self.name, self.folder, self.reading = name, engine.folder, reading
+        self.name, self.folder, self.text = name, engine.folder, text
+        self.max_length, self.vocab_size = engine.manifest.graph.max_length, engine.manifest.graph.vocab_size
+        self.stop_ids, self.has_template = stop_token_ids(engine.folder), has_template(engine.folder)
+        self.suggests = suggestion(engine.folder) if serving.from_checkpoint else DEFAULTS
+        """Sampling options that a request does not set."""
         self.adapters = adapters_of(engine.manifest)
         self.fingerprint = _fingerprint(engine.manifest, serving.target)
         self.created = int(time.time())
         self._engine, self._serving, self._metrics, self._log = engine, serving, metrics, log
         self._tokens = TokenMetrics(metrics, name)
-        engine.use_text(reading.text)
+        engine.use_text(text)
         engine.open(replace(serving.batch, prefix=None if prefix is None else prefix.absolute()))
         self.encoder = ThreadPoolExecutor(1, f"encode-{name}")
         """Thread for tokenizing prompts, because transformers' tokenizers are not thread-safe."""
-        self._reading_at = math.inf
-        """Start time of the current tokenization."""
         self.unread = 0
         """Choices whose prompts are not tokenized yet. Changed only by the event loop."""
         self.reporter = ThreadPoolExecutor(1, f"report-{name}")
@@ -135,16 +119,8 @@ class ServedPackage:
 
     @property
     def is_running(self) -> bool:
-        """False after the package's process was lost and could not be restarted, and while the tokenizer hangs."""
-        return self._engine.is_running and time.monotonic() - self._reading_at < READ_SECONDS
-
-    def encode(self, prompts: Callable[[], Any]) -> Any:
-        """The result of `prompts`, with its duration monitored. Only for the thread of `encoder`."""
-        self._reading_at = time.monotonic()
-        try:
-            return prompts()
-        finally:
-            self._reading_at = math.inf
+        """False after the package's process was lost and could not be restarted."""
+        return self._engine.is_running
 
     def start(self) -> None:
         """Generate a few tokens, and one with each adapter to detect damaged files; build the report and start the
@@ -177,7 +153,7 @@ class ServedPackage:
     @property
     def _first(self) -> Work:
         """The first request."""
-        most = min(WARM_TOKENS, self.reading.max_length - 1)
+        most = min(WARM_TOKENS, self.max_length - 1)
         return Work((0,), Sampling(temperature=0.0, max_new_tokens=most))
 
     def _check_again(self) -> None:
@@ -287,7 +263,8 @@ def open_served(
     known = 0 if prefix is None else len(read_content(prefix).tokens)  # an invalid file fails before the package loads
     check_adapter(folder, manifest, serving.batch.adapter)
     check_speculation(folder, manifest, serving.batch)
-    reading = _reading(folder, manifest, serving)
+    text = load_text(folder, manifest.tokenizer, manifest.graph.max_length, takes_ids=False)
+    text.encode("hello")  # initialises the tokenizer before two threads use it
     with audience.busy(f"opening {name}"):
         engine = open_engine(folder, manifest, serving.target, serving.choice, process=serving.process)
     try:
@@ -295,7 +272,7 @@ def open_served(
             audience.note(line)
         if lacks := not_exported(manifest.source.unused):
             audience.note(f"not in the package: {lacks}")
-        served = ServedPackage(name, engine, reading, serving, metrics, log, prefix)
+        served = ServedPackage(name, engine, text, serving, metrics, log, prefix)
         if known:
             audience.note(f"prompts that begin with the {plural(known, 'token')} of {prefix} reuse its states")
         with audience.busy(f"first run of {name}"):
@@ -304,19 +281,6 @@ def open_served(
         engine.close()
         raise
     return served
-
-
-def _reading(folder: Path, manifest: Manifest, serving: Serving) -> Reading:
-    text = load_text(folder, manifest.tokenizer, manifest.graph.max_length, takes_ids=False)
-    text.encode("hello")  # initialises the tokenizer before two threads use it
-    return Reading(
-        text=text,
-        max_length=manifest.graph.max_length,
-        vocab_size=manifest.graph.vocab_size,
-        stop_ids=stop_token_ids(folder),
-        chats=has_template(folder),
-        suggests=suggestion(folder) if serving.from_checkpoint else DEFAULTS,
-    )
 
 
 def adapters_of(manifest: Manifest) -> tuple[str, ...]:

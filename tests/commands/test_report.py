@@ -304,6 +304,11 @@ def test_failed_check_prints_result_json_without_error_json(package, tmp_path, c
     assert json.loads(out)["schema"] == "partita.check/1" and err.startswith("partita: ")
 
 
+def test_error_that_quotes_invalid_utf_8_is_json(capsys):
+    assert run(["generate", "x", "--\udcff", "--json"]) == 2
+    assert "\\udcff" in json.loads(capsys.readouterr().out)["error"]["message"]
+
+
 def test_option_after_double_dash_is_not_parsed(package, capsys):
     assert run(["generate", str(package), "--provider", "cqu", "--", "--json"]) == 2
     assert capsys.readouterr().out == ""

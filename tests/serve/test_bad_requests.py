@@ -272,7 +272,7 @@ def test_tokenizer_error_names_parameter_without_server_path(server, monkeypatch
     def refuses(self, given):
         raise GenerationError("the chat template rejects these messages: no", path=Path("/srv/secret"))
 
-    text = type(server.models["tiny"].reading.text)
+    text = type(server.models["tiny"].text)
     monkeypatch.setattr(text, "encode_messages" if path == CHAT else "encode", refuses)
     error = said(server.post(path, body_of(path)), 400)
     assert (error["param"], error["message"]) == (param, "The chat template rejects these messages: no.")
@@ -294,7 +294,7 @@ def test_overlong_text_returns_400_quickly(server, path, body):
 
 def test_endless_chat_template_fails_only_its_own_request(server, monkeypatch):
     monkeypatch.setattr("partita.runtime.generate.text.chat_templates.RENDER_SECONDS", 1.0)
-    text = server.models["tiny"].reading.text
+    text = server.models["tiny"].text
     endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     with monkeypatch.context() as patch:
         patch.setattr(text, "_template", (endless, {}))

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from partita.library.run_report import make_report
 from partita.partition_reports.records import Report
-from tests.serve.serving import Running, running, until
+from tests.serve.serving import Running, running
 
 BODY = {"model": "tiny", "prompt": "return the", "max_tokens": 5, "temperature": 0, "ignore_eos": True}
 
@@ -108,12 +108,3 @@ def test_report_opens_no_session_and_does_not_block_generation(
         assert report.result().status_code == 200
         monkeypatch.setattr("partita.library.engine.base.make_report", None)
         assert server.get("/report?view=text").status_code == 200, "the last one is shown for some seconds"
-
-
-def test_stuck_prompt_encoder_makes_health_503(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    served, done = server.models["tiny"], threading.Event()
-    monkeypatch.setattr("partita.serve.served_package.READ_SECONDS", 0.2)
-    reading = served.encoder.submit(served.encode, lambda: [] if done.wait(60) else [])
-    until(lambda: server.get("/health").status_code == 503)
-    done.set()
-    assert reading.result(60) == [] and server.get("/health").json()["status"] == "ok"
