@@ -9,11 +9,19 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from partita.check.requirements import Limits
-from partita.commands.generation import check_placement, open_batch, open_for_prompts, print_notes, write_report
+from partita.commands.generation import (
+    check_placement,
+    open_batch,
+    open_for_prompts,
+    print_notes,
+    run_fields,
+    write_report,
+)
 from partita.commands.outputs import Sink
 from partita.commands.results import BatchResult, ClusterResult
 from partita.commands.terminal import Bars, note, print_record
@@ -30,7 +38,7 @@ from partita.library.notes import chunk_ignored
 from partita.library.sampling import SEED_BITS, Sampling
 from partita.observations.text_format import plural
 from partita.options.fields import group, path_of
-from partita.options.generation import BatchOptions, GenerateCommand, SamplingValues
+from partita.options.generation import BatchOptions, GenerateCommand
 from partita.options.groups import ProviderChain
 from partita.package.folder import Manifest
 from partita.runtime.generate.prefix_file import read_content
@@ -79,26 +87,30 @@ class PromptFileRun:
             system=options.system,
             prefix=None if prefix is None else read_content(prefix),
         )
-        self.bar = RowBar()
+        self.last: Progress | None = None
+        """The last progress; None before the run."""
 
     def run(self, answer: Answer) -> BatchRunResult:
         """Answer the rows, and print a line at the end. Raises the errors of `run_file`, KeyboardInterrupt."""
-        options, result = self.options, None
-        try:
-            result = run_file(
-                self.prompts,
-                self.output,
-                answer,
-                self.defaults,
-                package=self._package,
-                options={"seed": self._given.seed, "adapter": options.adapter, "token_ids": options.token_ids},
-                on_progress=self.bar.show,
-            )
-        finally:
-            if result is not None:
-                note(_summary(result))
-            elif self.bar.last is not None and self.bar.last.done:
-                note(interrupted_text(self.output, self.bar.last.done, self.bar.last.rows))
+        options = {"seed": self._given.seed, "adapter": self.options.adapter, "token_ids": self.options.token_ids}
+        result = None
+        with RowBar() as bar:
+            try:
+                result = run_file(
+                    self.prompts,
+                    self.output,
+                    answer,
+                    self.defaults,
+                    package=self._package,
+                    options=options,
+                    on_progress=bar.show,
+                )
+            finally:
+                self.last = bar.last
+                if result is not None:
+                    note(_summary(result))
+                elif bar.last is not None and bar.last.done:
+                    note(interrupted_text(self.output, bar.last.done, bar.last.rows))
         return result
 
 
@@ -117,10 +129,9 @@ def run_batch(
         check_placement(options, target)
     with rows_file(source) as rows:
         file = PromptFileRun(options, given, manifest, rows, output)
-        with file.bar:
-            if options.address is not None:
-                return _run_on_cluster(file, options.address, manifest)
-            return _run_here(file, target, manifest, sink)
+        if options.address is not None:
+            return _run_on_cluster(file, options.address, manifest)
+        return _run_here(file, target, manifest, sink)
 
 
 def _run_here(file: PromptFileRun, target: Target, manifest: Manifest, sink: Sink | None) -> int:
@@ -138,7 +149,7 @@ def _run_here(file: PromptFileRun, target: Target, manifest: Manifest, sink: Sin
             interrupted = True
         except PartitaError as raised:
             error = raised
-        if sink is not None and (file.bar.last is None or not file.bar.last.tokens):
+        if sink is not None and (file.last is None or not file.last.tokens):
             note("no rows were processed, so there is no report")
         elif sink is not None:
             request = ReportRequest(
@@ -153,20 +164,8 @@ def _run_here(file: PromptFileRun, target: Target, manifest: Manifest, sink: Sin
             )
             interrupted = write_report(sink, engine, request) or interrupted
         if result is not None and options.as_json:
-            record = BatchResult.copy_of(
-                result,
-                package=str(options.package),
-                chain=model.chain,
-                chain_source=target.source,
-                options=SamplingValues(**{**options.sampling.figures(), "seed": result.seed}),
-                adapter=options.adapter,
-                threads=options.threads,
-                load_seconds=model.load_seconds,
-                slots=engine.slots,
-                input=str(options.input),
-                notes=notes + target.notes,
-            )
-            print_record(record)
+            fields = run_fields(replace(options, seed=result.seed), model, target, notes)
+            print_record(BatchResult.copy_of(result, **fields, slots=engine.slots, input=str(options.input)))
     if error is not None:
         raise error
     return INTERRUPTED if interrupted else 0

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from os.path import commonprefix
 from pathlib import Path
+from typing import Any
 
 from partita.check.requirements import Limits
 from partita.commands.arguments import parse_ids
@@ -211,18 +212,26 @@ class PrintedGeneration:
             self.closed = not (write_stderr if self.options.report == STDOUT else write_stdout)(text)
 
 
+def run_fields(options: GenerateCommand, model: Model, target: Target, notes: tuple[str, ...]) -> dict[str, Any]:
+    """The fields of `RunResult`."""
+    return {
+        "package": str(options.package),
+        "chain": model.chain,
+        "chain_source": target.source,
+        "options": SamplingValues(**options.sampling.figures()),
+        "adapter": options.adapter,
+        "threads": options.threads,
+        "load_seconds": model.load_seconds,
+        "notes": notes + target.notes,
+    }
+
+
 def _record(printed: PrintedGeneration, model: Model, target: Target, notes: tuple[str, ...]) -> GenerateResult:
     """The generation for `--json`."""
     options, generation = printed.options, printed.generation
     return GenerateResult(
-        package=str(options.package),
-        chain=model.chain,
-        chain_source=target.source,
-        options=SamplingValues(**options.sampling.figures()),
-        adapter=options.adapter,
+        **run_fields(options, model, target, notes),
         prefill_chunk_tokens=generation.chunk,
-        threads=options.threads,
-        load_seconds=model.load_seconds,
         tokenizer_load_seconds=model.text_seconds,
         rows=tuple(
             GeneratedRow.copy_of(answer, text=None if options.token_ids else answer.text)
@@ -230,7 +239,6 @@ def _record(printed: PrintedGeneration, model: Model, target: Target, notes: tup
         ),
         timings=GenerationTimings(**generation.timings),
         speculation=generation.speculation,
-        notes=notes + target.notes,
         error=fact_of(printed.error) if printed.error else None,
     )
 

@@ -114,21 +114,29 @@ class GenerationTimings(Record):
     overhead_p50_ms: float | None
 
 
-class BatchResult(BatchRunResult, Result):
-    """Output of `generate --input FILE --output FILE --json`: the run and its figures, without completions."""
+class RunResult(Result):
+    """Fields of every result of a run."""
 
-    schema_id: Literal["partita.batch_result/1"] = Field(default="partita.batch_result/1", alias="schema")
     chain: tuple[ChainEntry, ...]
     chain_source: str
     options: SamplingValues
-    """Default options of rows. The seed of a sampled row is derived from this one and its index."""
+    """For a prompt file, the defaults of rows. The seed of a sampled row is derived from this one and its index."""
     adapter: str | None = None
+    """The adapter that was used; null for none."""
     threads: int | None
+    """null: ONNX Runtime's default."""
     load_seconds: float
+    """Time to open the sessions."""
+    notes: tuple[str, ...] = ()
+
+
+class BatchResult(BatchRunResult, RunResult):
+    """Output of `generate --input FILE --output FILE --json`: the run and its figures, without completions."""
+
+    schema_id: Literal["partita.batch_result/1"] = Field(default="partita.batch_result/1", alias="schema")
     slots: int
     """Maximum rows that run at a time."""
     input: str
-    notes: tuple[str, ...] = ()
 
 
 class ClusterResult(BatchRunResult, Result):
@@ -139,27 +147,17 @@ class ClusterResult(BatchRunResult, Result):
     input: str
 
 
-class GenerateResult(Result):
+class GenerateResult(RunResult):
     """Output of `generate --json`: chain, options, one completion per prompt, and timings."""
 
     schema_id: Literal["partita.generate/1"] = Field(default="partita.generate/1", alias="schema")
-    chain: tuple[ChainEntry, ...]
-    chain_source: str
-    options: SamplingValues
-    adapter: str | None = None
-    """The adapter that was used; null for none."""
     prefill_chunk_tokens: int
     """Maximum prompt tokens per run."""
-    threads: int | None
-    """null: ONNX Runtime's default."""
-    load_seconds: float
-    """Time to open the sessions."""
     tokenizer_load_seconds: float
     rows: tuple[GeneratedRow, ...]
     timings: GenerationTimings
     speculation: Speculation | None = None
     """Figures of speculative decoding; null without it."""
-    notes: tuple[str, ...]
     error: ErrorFact | None
 
 

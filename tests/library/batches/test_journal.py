@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import subprocess
@@ -143,14 +142,6 @@ def test_full_disk_preserves_rows_and_next_run_resumes(out):
         assert journal.resumed == count
 
 
-def test_fsync_failure_raises_resource_error(out, monkeypatch):
-    with Journal(out, RUN, 1, ROWS) as journal:
-        journal.append(answer(0))
-        monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(errno.ENOSPC, "late")))
-        with pytest.raises(ResourceError, match="late"):
-            journal.sync()
-
-
 @pytest.mark.parametrize(
     "line",
     [
@@ -174,7 +165,7 @@ def test_damaged_line_is_ignored_and_its_row_rerun(out, line):
     assert out.read_bytes() == b"".join(answer(index).to_line() for index in range(ROWS))
 
 
-@pytest.mark.parametrize(("run", "seed"), [("7", "1"), ("{}", '"x"'), ("{}", "1e999"), ("{}", "null")])
+@pytest.mark.parametrize(("run", "seed"), [("7", "1"), ("{}", "1e999")])
 def test_damaged_header_raises_usage_error(out, run, seed):
     header = f'{{"schema": "partita.batch/1", "run": {run}, "seed": {seed}}}\n'
     journal_path(out).write_bytes(header.encode() + answer(0).to_line())

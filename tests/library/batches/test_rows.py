@@ -121,14 +121,6 @@ def test_invalid_row_is_rejected_with_specific_message(text, data, match):
         asked(data, text)
 
 
-def test_float_integers_of_tables_become_integers(text):
-    """Columns with missing values hold floats, including the row id."""
-    data = {"prompt": "a", "id": 7.0, "logprobs": 2.0, "top_k": 4.0, "seed": 5.0, "max_tokens": 3.0}
-    work = asked(data, text)
-    assert InputRow(0, data).key == 7 and isinstance(InputRow(0, data).key, int)
-    assert (work.logprobs, work.sampling.top_k, work.sampling.max_new_tokens) == (2, 4, 3)
-
-
 LINES = (
     b'\xef\xbb\xbf{"prompt": "a", "id": 7, "seed": null}\n'
     b"\n"
