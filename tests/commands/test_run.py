@@ -213,7 +213,7 @@ def test_missing_tokenizer_error_suggests_token_ids(exported, tmp_path, capsys):
         (("./absent", "hi"), 1, "partita: ./absent: no such file or folder"),
         (("absent/", "hi"), 1, "partita: absent/: no such file or folder"),
         (("",), 2, "MODEL"),
-        ((DEMO_CHECKPOINT, "--report", "r.json"), 2, "--report is only for a prompt"),
+        ((DEMO_CHECKPOINT, "--report", "r.json"), 2, "are only for a prompt"),
         ((DEMO_CHECKPOINT, "hi", "--provider", "gpu9"), 2, "gpu9"),
         ((DEMO_CHECKPOINT, "hi", "--precision", "fp3"), 2, "fp3"),
         ((DEMO_CHECKPOINT / "config.json", "hi"), 1, "a file of a checkpoint, not a package"),

@@ -113,7 +113,7 @@ def test_batch_file_selects_adapter_per_row(
     assert [tuple(row["tokens"]) for row in found[: len(rows)]] == alone(package)
     assert "has no adapter of this name; choose one of loud, small" in found[-2]["error"]
     assert found[-2]["error"].startswith("field adapter other: ") and "--" not in found[-2]["error"]
-    assert "adapter is '3'; it must be the name of an adapter" in found[-1]["error"]
+    assert "adapter is '3'; it must be a string" in found[-1]["error"]
 
 
 @pytest.mark.heavy
