@@ -20,35 +20,45 @@ if TYPE_CHECKING:
     from typing import Any
 
     from partita import errors as errors
-    from partita.errors import (
-        CheckpointError,
-        GenerationError,
-        InstallationError,
-        PackageError,
-        ParityError,
-        PartitaError,
-        ProviderError,
-        ReportCheckError,
-        ReportError,
-        ResourceError,
-        UnsupportedModelError,
-        UsageError,
-    )
-    from partita.library.api import ArgumentError
-    from partita.library.batches.batch_run import BatchRunResult, generate_file
-    from partita.library.bench import BenchResult, bench
-    from partita.library.drifting import drift
-    from partita.library.engine.requests import CompletionResult, RequestOutput, Ticket, Work
-    from partita.library.exporting import ExportResult, export
-    from partita.library.generation import Generation, GenerationStep
-    from partita.library.inspecting import inspect
-    from partita.library.loading import load
-    from partita.library.model import Model, VerificationError, request
-    from partita.library.place.placement import PlacementError, place
-    from partita.library.place.support import providers, support
-    from partita.library.planning import plan
-    from partita.library.report import CheckFailedError, Report
-    from partita.library.sampling import Sampling
+    from partita.errors import CheckpointError as CheckpointError
+    from partita.errors import GenerationError as GenerationError
+    from partita.errors import InstallationError as InstallationError
+    from partita.errors import PackageError as PackageError
+    from partita.errors import ParityError as ParityError
+    from partita.errors import PartitaError as PartitaError
+    from partita.errors import ProviderError as ProviderError
+    from partita.errors import ReportCheckError as ReportCheckError
+    from partita.errors import ReportError as ReportError
+    from partita.errors import ResourceError as ResourceError
+    from partita.errors import UnsupportedModelError as UnsupportedModelError
+    from partita.errors import UsageError as UsageError
+    from partita.library.api import ArgumentError as ArgumentError
+    from partita.library.batches.batch_run import BatchRunResult as BatchRunResult
+    from partita.library.batches.batch_run import generate_file as generate_file
+    from partita.library.bench import BenchResult as BenchResult
+    from partita.library.bench import bench as bench
+    from partita.library.drifting import drift as drift
+    from partita.library.engine.requests import CompletionResult as CompletionResult
+    from partita.library.engine.requests import RequestOutput as RequestOutput
+    from partita.library.engine.requests import Ticket as Ticket
+    from partita.library.engine.requests import Work as Work
+    from partita.library.exporting import ExportResult as ExportResult
+    from partita.library.exporting import export as export
+    from partita.library.generation import Generation as Generation
+    from partita.library.generation import GenerationStep as GenerationStep
+    from partita.library.inspecting import inspect as inspect
+    from partita.library.loading import load as load
+    from partita.library.model import Model as Model
+    from partita.library.model import VerificationError as VerificationError
+    from partita.library.model import request as request
+    from partita.library.place.placement import PlacementError as PlacementError
+    from partita.library.place.placement import place as place
+    from partita.library.place.support import providers as providers
+    from partita.library.place.support import support as support
+    from partita.library.planning import plan as plan
+    from partita.library.report import CheckFailedError as CheckFailedError
+    from partita.library.report import Report as Report
+    from partita.library.sampling import Sampling as Sampling
 
 __version__ = "0.1.0"
 
@@ -75,49 +85,7 @@ _HOMES = {
 }
 _OFFERED = {name: home for home, names in _HOMES.items() for name in names.split()}
 
-__all__ = [
-    "ArgumentError",
-    "BatchRunResult",
-    "BenchResult",
-    "CheckFailedError",
-    "CheckpointError",
-    "CompletionResult",
-    "ExportResult",
-    "Generation",
-    "GenerationError",
-    "GenerationStep",
-    "InstallationError",
-    "Model",
-    "PackageError",
-    "ParityError",
-    "PartitaError",
-    "PlacementError",
-    "ProviderError",
-    "Report",
-    "ReportCheckError",
-    "ReportError",
-    "RequestOutput",
-    "ResourceError",
-    "Sampling",
-    "Ticket",
-    "UnsupportedModelError",
-    "UsageError",
-    "VerificationError",
-    "Work",
-    "__version__",
-    "bench",
-    "drift",
-    "errors",
-    "export",
-    "generate_file",
-    "inspect",
-    "load",
-    "place",
-    "plan",
-    "providers",
-    "request",
-    "support",
-]
+__all__ = sorted([*_OFFERED, "__version__", "errors"])
 
 
 def __getattr__(name: str) -> Any:

@@ -17,220 +17,100 @@ import signal
 import sys
 import traceback
 from contextlib import suppress
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer.exceptions import Abort, Exit, TyperException
 
 import partita
 from partita import process
-from partita.commands.build import Verb, group_of
+from partita.commands.build import Verb, group_of, read_verbs
 from partita.errors import INTERRUPTED, PartitaError, ProviderError, public_type
 from partita.signals import TerminatedError, ended_by_exception, received_signal
 
-VERBS = (
-    Verb(
-        "export",
-        "export:ExportCommand",
-        "Export a checkpoint and check the package against the model.",
-        (
-            "export ./my-checkpoint ./package --precision fp16 --max-length 512",
-            "export ./my-checkpoint ./package-int4 --precision int4",
-            "export ./my-checkpoint ./for-cuda --target cuda",
-        ),
-    ),
-    Verb(
-        "run",
-        "generation:RunCommand",
-        "Generate or chat with any model, exported once where needed.",
-        (
-            'run ./my-checkpoint "Return the" --max-new-tokens 64',
-            "run ./package --system 'You answer in one sentence.'",
-            'run openai-community/gpt2 "Once upon a time" --raw',
-        ),
-        "generate:run_any",
-    ),
-    Verb(
-        "generate",
-        "generation:GenerateCommand",
-        "Generate text with a model; the prompt as it is.",
-        (
-            'generate ./package "Return the" --max-new-tokens 64 --report run.json',
-            'generate ./package "Return the" --temperature 0.8 --top-p 0.95 --seed 1',
-            "generate ./package --input prompts.jsonl --output completions.jsonl",
-        ),
-    ),
-    Verb(
-        "chat",
-        "generation:ChatCommand",
-        "Talk to a model whose tokenizer has a chat template.",
-        ("chat ./package --system 'You answer in one sentence.'", "chat ./package --temperature 0.7 --provider cpu"),
-    ),
-    Verb(
-        "serve",
-        "generation:ServeCommand",
-        "Serve models over HTTP with OpenAI's API.",
-        (
-            "serve ./package --provider cpu --port 8000",
-            "serve ./package ./package-int4 --name large --name small --api-key secret",
-        ),
-    ),
-    Verb(
-        "verify",
-        "inspection:VerifyCommand",
-        "Replay the known answer of a package on a provider.",
-        ("verify ./package --provider cpu", "verify ./package-int4 --json"),
-    ),
-    Verb(
-        "evaluate",
-        "inspection:EvaluateCommand",
-        "Measure the perplexity of a package and its source model.",
-        ("evaluate ./package-int4 --provider cpu", "evaluate ./package --json"),
-        "verify:evaluate",
-    ),
-    Verb(
-        "inspect",
-        "inspection:InspectCommand",
-        "Show the contents of a package, without running it.",
-        ("inspect ./package --against ./other-package", "inspect model.onnx --view markdown"),
-        "inspection:inspect",
-    ),
-    Verb(
-        "plan",
-        "inspection:PlanCommand",
-        "Show whether a model fits a device, and how fast it is there.",
-        ("plan ./my-checkpoint --precision int4 --batch 4", "plan ./my-checkpoint --device h100 --batch 8 --json"),
-        "inspection:plan",
-    ),
-    Verb(
-        "push",
-        "export:PushCommand",
-        "Upload a package to the Hugging Face hub.",
-        ("push ./package me/my-model", "push ./package me/my-model --private"),
-        "export:push",
-    ),
-    Verb(
-        "place",
-        "placement:PlaceCommand",
-        "Show where the nodes of any ONNX model would run, and why.",
-        (
-            "place model.onnx --provider cuda,cpu --dry-run --device h100 --max-cpu-nodes 0",
-            "place model.onnx --shape x=1,3,224,224 --provider cpu --report now.json",
-        ),
-    ),
-    Verb(
-        "drift",
-        "placement:DriftCommand",
-        "Find the layer and node whose output on a provider is wrong.",
-        (
-            "drift ./package --provider webgpu",
-            "drift model.onnx --shape x=1,3,224,224 --provider webgpu,cpu --out drift.html --view html",
-        ),
-        "place:drift",
-    ),
-    Verb(
-        "support",
-        "placement:SupportCommand",
-        "Measure which operators a provider supports.",
-        (
-            "support Resize com.microsoft:MatMulNBits --provider webgpu",
-            "support --model model.onnx --provider cpu --out support.json",
-        ),
-        "place:support",
-    ),
-    Verb(
-        "bench",
-        "inspection:BenchCommand",
-        "Benchmark one prompt on several providers.",
-        ("bench ./package --providers webgpu cpu", "bench ./package --against ./package-int4 --provider cpu"),
-    ),
-    Verb(
-        "providers",
-        "inspection:ProvidersCommand",
-        "Show which execution providers run on this machine.",
-        ("providers --json", "providers --view markdown"),
-        "inspection:show_providers",
-    ),
-    Verb(
-        "doctor",
-        "inspection:DoctorCommand",
-        "Show versions, hardware, providers and problems, for a bug report.",
-        ("doctor", "doctor --json"),
-        "inspection:doctor",
-    ),
-)
+VERBS = read_verbs("""
+export | export:ExportCommand | export:run | Export a checkpoint and check the package against the model.
+    export ./my-checkpoint ./package --precision fp16 --max-length 512
+    export ./my-checkpoint ./package-int4 --precision int4
+    export ./my-checkpoint ./for-cuda --target cuda
+run | generation:RunCommand | generate:run_any | Generate or chat with any model, exported once where needed.
+    run ./my-checkpoint "Return the" --max-new-tokens 64
+    run ./package --system 'You answer in one sentence.'
+    run openai-community/gpt2 "Once upon a time" --raw
+generate | generation:GenerateCommand | generate:run | Generate text with a model; the prompt as it is.
+    generate ./package "Return the" --max-new-tokens 64 --report run.json
+    generate ./package "Return the" --temperature 0.8 --top-p 0.95 --seed 1
+    generate ./package --input prompts.jsonl --output completions.jsonl
+chat | generation:ChatCommand | chat:run | Talk to a model whose tokenizer has a chat template.
+    chat ./package --system 'You answer in one sentence.'
+    chat ./package --temperature 0.7 --provider cpu
+serve | generation:ServeCommand | serve:run | Serve models over HTTP with OpenAI's API.
+    serve ./package --provider cpu --port 8000
+    serve ./package ./package-int4 --name large --name small --api-key secret
+verify | inspection:VerifyCommand | verify:run | Replay the known answer of a package on a provider.
+    verify ./package --provider cpu
+    verify ./package-int4 --json
+evaluate | inspection:EvaluateCommand | verify:evaluate | Measure the perplexity of a package and its source model.
+    evaluate ./package-int4 --provider cpu
+    evaluate ./package --json
+inspect | inspection:InspectCommand | inspection:inspect | Show the contents of a package, without running it.
+    inspect ./package --against ./other-package
+    inspect model.onnx --view markdown
+plan | inspection:PlanCommand | inspection:plan | Show whether a model fits a device, and how fast it is there.
+    plan ./my-checkpoint --precision int4 --batch 4
+    plan ./my-checkpoint --device h100 --batch 8 --json
+push | export:PushCommand | export:push | Upload a package to the Hugging Face hub.
+    push ./package me/my-model
+    push ./package me/my-model --private
+place | placement:PlaceCommand | place:run | Show where the nodes of any ONNX model would run, and why.
+    place model.onnx --provider cuda,cpu --dry-run --device h100 --max-cpu-nodes 0
+    place model.onnx --shape x=1,3,224,224 --provider cpu --report now.json
+drift | placement:DriftCommand | place:drift | Find the layer and node whose output on a provider is wrong.
+    drift ./package --provider webgpu
+    drift model.onnx --shape x=1,3,224,224 --provider webgpu,cpu --out drift.html
+support | placement:SupportCommand | place:support | Measure which operators a provider supports.
+    support Resize com.microsoft:MatMulNBits --provider webgpu
+    support --model model.onnx --provider cpu --out support.json
+bench | inspection:BenchCommand | bench:run | Benchmark one prompt on several providers.
+    bench ./package --providers webgpu cpu
+    bench ./package --against ./package-int4 --provider cpu
+providers | inspection:ProvidersCommand | inspection:providers | Show which execution providers run on this machine.
+    providers --json
+    providers --view markdown
+doctor | inspection:DoctorCommand | inspection:doctor | Show versions, hardware and providers, for a bug report.
+    doctor
+    doctor --json
+""")
 """In the order of the help."""
-REPORT_VERBS = (
-    Verb(
-        "show",
-        "reports:ShowCommand",
-        "Show a report: what happened, what to do, the tables.",
-        ("show run.json", "show run.json --full"),
-    ),
-    Verb("html", "reports:HtmlCommand", "Write a report as one HTML page.", ("html run.json --out run.html",)),
-    Verb(
-        "markdown",
-        "reports:MarkdownCommand",
-        "Write a report as Markdown, for CI job summaries.",
-        ("markdown run.json >> $GITHUB_STEP_SUMMARY", "markdown run.json --out run.md"),
-    ),
-    Verb(
-        "explain",
-        "reports:ExplainCommand",
-        "Show everything known about one node.",
-        ("explain run.json layers.0.mlp.up_proj/MatMul", "explain run.json layers.0.mlp.up_proj/MatMul --json"),
-    ),
-    Verb(
-        "diff",
-        "reports:DiffCommand",
-        "Show what changed between two reports.",
-        ("diff last-week.json today.json", "diff last-week.json today.json --view markdown"),
-    ),
-    Verb(
-        "check",
-        "reports:CheckCommand",
-        "Check a report against limits, for CI.",
-        (
-            "check run.json --require 'provider=webgpu,share>=0.95' --max-copies 2",
-            "check today.json --baseline last-week.json",
-        ),
-    ),
-)
-CACHE_VERBS = (
-    Verb("list", "generation:CacheListCommand", "List the exported packages.", ("list",)),
-    Verb("remove", "generation:CacheRemoveCommand", "Remove an exported package.", ("remove my-checkpoint",)),
-)
+REPORT_VERBS = read_verbs("""
+show | reports:ShowCommand | report:show | Show a report: what happened, what to do, the tables.
+    show run.json
+    show run.json --full
+html | reports:HtmlCommand | report:html | Write a report as one HTML page.
+    html run.json --out run.html
+markdown | reports:MarkdownCommand | report:markdown | Write a report as Markdown, for CI job summaries.
+    markdown run.json >> $GITHUB_STEP_SUMMARY
+    markdown run.json --out run.md
+explain | reports:ExplainCommand | report:explain | Show everything known about one node.
+    explain run.json layers.0.mlp.up_proj/MatMul
+    explain run.json layers.0.mlp.up_proj/MatMul --json
+diff | reports:DiffCommand | report:diff | Show what changed between two reports.
+    diff last-week.json today.json
+    diff last-week.json today.json --view markdown
+check | reports:CheckCommand | report:check | Check a report against limits, for CI.
+    check run.json --require 'provider=webgpu,share>=0.95' --max-copies 2
+    check today.json --baseline last-week.json
+""")
+CACHE_VERBS = read_verbs("""
+list | generation:CacheListCommand | generate:list_cached | List the exported packages.
+    list
+remove | generation:CacheRemoveCommand | generate:remove_cached | Remove an exported package.
+    remove my-checkpoint
+""")
 HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 1000}
 """Width of the help: that of the terminal, or 80 columns."""
 USAGE = 2
 """Exit code of a usage error."""
-app = typer.Typer(
-    name="partita",
-    cls=group_of(VERBS, "{name}:run"),
-    help="Export a Hugging Face decoder to a static ONNX graph, run it on the execution providers you name, "
-    "and see what ran where.",
-    epilog="`partita help VERB` shows the options and examples of a command.",
-    invoke_without_command=True,
-    rich_markup_mode=None,
-    context_settings=HELP,
-)
-report = typer.Typer(
-    name="report",
-    cls=group_of(REPORT_VERBS, "report:{name}", "report "),
-    help="Inspect, compare and check partition reports.",
-    invoke_without_command=True,
-    rich_markup_mode=None,
-)
-app.add_typer(report)
-cache = typer.Typer(
-    name="cache",
-    cls=group_of(CACHE_VERBS, "generate:{name}_cached", "cache "),
-    help="List or remove packages that were exported once for `run` and other verbs.",
-    invoke_without_command=True,
-    rich_markup_mode=None,
-)
-app.add_typer(cache)
-
 PROGRAM = "partita"
 """Name in usage lines, also of `python -m partita`."""
 KNOWN = (PartitaError, TyperException, Abort, OSError)
@@ -246,8 +126,27 @@ def _help_alone(context: typer.Context) -> None:
         raise Exit(USAGE)
 
 
-report.callback()(_help_alone)
-cache.callback()(_help_alone)
+def _group(name: str, verbs: tuple[Verb, ...], help_text: str, prefix: str = "", **settings: Any) -> typer.Typer:
+    """A group of verbs, whose names follow `prefix` in examples."""
+    found = typer.Typer(
+        name=name,
+        cls=group_of(verbs, prefix),
+        help=help_text,
+        invoke_without_command=True,
+        rich_markup_mode=None,
+        **settings,
+    )
+    found.callback()(_help_alone)
+    return found
+
+
+ABOUT = (
+    "Export a Hugging Face decoder to a static ONNX graph, run it on the execution providers you name, and see what "
+)
+EPILOG = "`partita help VERB` shows the options and examples of a command."
+app = _group(PROGRAM, VERBS, ABOUT, epilog=EPILOG, context_settings=HELP)
+app.add_typer(_group("report", REPORT_VERBS, "Inspect, compare and check partition reports.", "report "))
+app.add_typer(_group("cache", CACHE_VERBS, "List or remove packages that were exported once for `run`.", "cache "))
 
 
 def _show_version(wanted: bool) -> None:
@@ -264,8 +163,7 @@ def common(
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
-    """Export a Hugging Face decoder to a static ONNX graph, run it on the execution providers you name, and see what
-    ran where."""
+    """The options before a verb."""
     _help_alone(context)
 
 

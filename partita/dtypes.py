@@ -28,59 +28,49 @@ class ElementType:
     kind: Kind
     safetensors: str | None = None
     """Name in the header of a safetensors file; None if the format lacks the type."""
-    storage: str | None = None
-    """numpy type of the same size that stores it (uint16 for bfloat16); None if there is none."""
 
     @property
     def upper_half(self) -> bool:
         """Whether it is stored as the upper 16 bits of a float32 in an integer, which numpy cannot convert."""
-        return self.kind == "float" and self.storage == _UPPER_HALF
+        return self.name == "bfloat16"
+
+    @property
+    def storage(self) -> str | None:
+        """numpy type of the same size that stores it; None if there is none."""
+        return "uint16" if self.upper_half else self.name if self.bits in (8, 16, 32, 64) and self.number < 17 else None
 
 
-_UPPER_HALF = "uint16"
-_NUMPY_HAS_NONE = {"bfloat16": _UPPER_HALF}
-
-
-def _table(rows: Iterable[tuple[str, int, str, int | None, Kind, str | None]]) -> tuple[ElementType, ...]:
-    whole = (8, 16, 32, 64)
-    return tuple(
-        ElementType(*row, storage=_NUMPY_HAS_NONE.get(row[0], row[0] if row[3] in whole and row[1] < 17 else None))
-        for row in rows
-    )
-
-
-ALL = _table(
-    (
-        ("float32", 1, "FLOAT", 32, "float", "F32"),
-        ("uint8", 2, "UINT8", 8, "integer", "U8"),
-        ("int8", 3, "INT8", 8, "integer", "I8"),
-        ("uint16", 4, "UINT16", 16, "integer", "U16"),
-        ("int16", 5, "INT16", 16, "integer", "I16"),
-        ("int32", 6, "INT32", 32, "integer", "I32"),
-        ("int64", 7, "INT64", 64, "integer", "I64"),
-        ("string", 8, "STRING", None, "other", None),
-        ("bool", 9, "BOOL", 8, "other", "BOOL"),
-        ("float16", 10, "FLOAT16", 16, "float", "F16"),
-        ("float64", 11, "DOUBLE", 64, "float", "F64"),
-        ("uint32", 12, "UINT32", 32, "integer", "U32"),
-        ("uint64", 13, "UINT64", 64, "integer", "U64"),
-        ("complex64", 14, "COMPLEX64", 64, "complex", "C64"),
-        ("complex128", 15, "COMPLEX128", 128, "complex", None),
-        ("bfloat16", 16, "BFLOAT16", 16, "float", "BF16"),
-        ("float8e4m3fn", 17, "FLOAT8E4M3FN", 8, "float", "F8_E4M3"),
-        ("float8e4m3fnuz", 18, "FLOAT8E4M3FNUZ", 8, "float", None),
-        ("float8e5m2", 19, "FLOAT8E5M2", 8, "float", "F8_E5M2"),
-        ("float8e5m2fnuz", 20, "FLOAT8E5M2FNUZ", 8, "float", None),
-        ("uint4", 21, "UINT4", 4, "integer", None),
-        ("int4", 22, "INT4", 4, "integer", None),
-        ("float4e2m1", 23, "FLOAT4E2M1", 4, "float", "F4"),
-        ("float8e8m0", 24, "FLOAT8E8M0", 8, "float", "F8_E8M0"),
-        ("uint2", 25, "UINT2", 2, "integer", None),
-        ("int2", 26, "INT2", 2, "integer", None),
-        ("float6e2m3", 27, "FLOAT6E2M3", 6, "float", None),
-        ("float6e3m2", 28, "FLOAT6E3M2", 6, "float", None),
-    )
+_ROWS: tuple[tuple[str, int, str, int | None, Kind, str | None], ...] = (
+    ("float32", 1, "FLOAT", 32, "float", "F32"),
+    ("uint8", 2, "UINT8", 8, "integer", "U8"),
+    ("int8", 3, "INT8", 8, "integer", "I8"),
+    ("uint16", 4, "UINT16", 16, "integer", "U16"),
+    ("int16", 5, "INT16", 16, "integer", "I16"),
+    ("int32", 6, "INT32", 32, "integer", "I32"),
+    ("int64", 7, "INT64", 64, "integer", "I64"),
+    ("string", 8, "STRING", None, "other", None),
+    ("bool", 9, "BOOL", 8, "other", "BOOL"),
+    ("float16", 10, "FLOAT16", 16, "float", "F16"),
+    ("float64", 11, "DOUBLE", 64, "float", "F64"),
+    ("uint32", 12, "UINT32", 32, "integer", "U32"),
+    ("uint64", 13, "UINT64", 64, "integer", "U64"),
+    ("complex64", 14, "COMPLEX64", 64, "complex", "C64"),
+    ("complex128", 15, "COMPLEX128", 128, "complex", None),
+    ("bfloat16", 16, "BFLOAT16", 16, "float", "BF16"),
+    ("float8e4m3fn", 17, "FLOAT8E4M3FN", 8, "float", "F8_E4M3"),
+    ("float8e4m3fnuz", 18, "FLOAT8E4M3FNUZ", 8, "float", None),
+    ("float8e5m2", 19, "FLOAT8E5M2", 8, "float", "F8_E5M2"),
+    ("float8e5m2fnuz", 20, "FLOAT8E5M2FNUZ", 8, "float", None),
+    ("uint4", 21, "UINT4", 4, "integer", None),
+    ("int4", 22, "INT4", 4, "integer", None),
+    ("float4e2m1", 23, "FLOAT4E2M1", 4, "float", "F4"),
+    ("float8e8m0", 24, "FLOAT8E8M0", 8, "float", "F8_E8M0"),
+    ("uint2", 25, "UINT2", 2, "integer", None),
+    ("int2", 26, "INT2", 2, "integer", None),
+    ("float6e2m3", 27, "FLOAT6E2M3", 6, "float", None),
+    ("float6e3m2", 28, "FLOAT6E3M2", 6, "float", None),
 )
+ALL = tuple(ElementType(*row) for row in _ROWS)
 """Every element type of ONNX, in the order of its number."""
 
 _BY_NUMBER = {entry.number: entry for entry in ALL}

@@ -89,18 +89,13 @@ def _module_of(error: BaseException) -> str:
 
 
 def _explain(module: str, error: BaseException) -> InstallationError:
-    if _is_found(module):
-        message = " ".join(str(error).split())
-        failed = InstallationError(f"{module} is installed but does not load ({message})", remedy=remedy(module))
-        if versions := unsupported_versions():
-            failed.prefix(versions)
-        return failed
-    same_extra = [
-        each for each, extra in EXTRAS.items() if extra == EXTRAS.get(module) and extra not in (ALWAYS, "cpu")
-    ]
-    *most, last = [module, *(each for each in same_extra if each != module and not _is_found(each))]
-    missing = f"{', '.join(most)} and {last} are not installed" if most else f"{last} is not installed"
-    return InstallationError(missing, remedy=remedy(module))
+    if not _is_found(module):
+        return InstallationError(f"{module} is not installed", remedy=remedy(module))
+    message = " ".join(str(error).split())
+    failed = InstallationError(f"{module} is installed but does not load ({message})", remedy=remedy(module))
+    if versions := unsupported_versions():
+        failed.prefix(versions)
+    return failed
 
 
 def remedy(module: str) -> Remedy:

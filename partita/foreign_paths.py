@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +29,7 @@ PLACE = Remedy("show its placement with", ("partita", "place", "{path}"))
 SHOW = Remedy("show it with", ("partita", "report", "show", "{path}"))
 NAME = Remedy("name {path} instead")
 CHOOSE = Remedy("name the package's folder")
+DOWNLOAD = Remedy("download it again")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,38 +58,40 @@ def recognise(path: Path) -> ForeignPath:
 def _recognise_folder(folder: Path) -> ForeignPath:
     """Identify a folder without a manifest."""
     children = sorted(folder.iterdir())
-    is_checkpoint = (folder / CONFIG).is_file()
-    inside = [child for child in children if (child / MANIFEST).is_file()]
-    if inside and not is_checkpoint:
+    names, suffixes = {child.name for child in children}, {child.suffix for child in children}
+    if CONFIG not in names and (inside := [child for child in children if (child / MANIFEST).is_file()]):
         return ForeignPath(f"no {MANIFEST}, but it contains a package", NAME.filled(path=inside[0]))
-    models = [child for child in children if child.suffix == ONNX]
-    has_weights = is_checkpoint and any(child.suffix in WEIGHTS for child in children)
-    if not (models or has_weights) and (nested := _nested_models(folder)):
+    has_models = ONNX in suffixes or (CONFIG in names and suffixes & WEIGHTS)
+    if nested := () if has_models else _nested_models(folder):
         shown = ", ".join(str(home.relative_to(folder)) for home in nested[:SHOWN])
         more = f" and {len(nested) - SHOWN} more" if len(nested) > SHOWN else ""
         what = "a folder with an ONNX model" if len(nested) == 1 else f"{len(nested)} folders with ONNX models"
         return ForeignPath(f"contains no model, but {what} below it: {shown}{more}", NAME.filled(path=nested[0]))
-    if is_checkpoint:
+    if CONFIG in names:
         return ForeignPath("a checkpoint, not a package", _exporting(folder), is_checkpoint=True)
-    if any(child.suffix == GGUF for child in children):
+    if GGUF in suffixes:
         return ForeignPath("a folder with a GGUF file, not a package", _exporting(folder), is_checkpoint=True)
-    if models:
-        return ForeignPath(
-            f"a folder with an ONNX model, not a package ({MANIFEST} is missing)", PLACE.filled(path=models[0])
-        )
+    if models := [child for child in children if child.suffix == ONNX]:
+        remedy = PLACE.filled(path=models[0])
+        return ForeignPath(f"a folder with an ONNX model, not a package ({MANIFEST} is missing)", remedy)
     return ForeignPath(f"not a Partita package, it has no {MANIFEST}", EXPORT_ANY.filled(out="OUT"))
 
 
 def _nested_models(folder: Path) -> tuple[Path, ...]:
     """Subfolders with ONNX models, as Hub repositories have them for each device and precision."""
     found: dict[Path, None] = {}
-    for count, (home, below, files) in enumerate(os.walk(folder)):
-        path = Path(home)
-        below[:] = sorted(name for name in below if not name.startswith("."))
-        if count >= MOST_FOLDERS or len(path.relative_to(folder).parts) >= DEEPEST:
-            below.clear()
-        if path != folder and any(name.endswith(ONNX) or name == GENAI_CONFIG for name in files):
-            found[path.parent if path.name == ONNX_FOLDER and path.parent != folder else path] = None
+    queue = [(folder, 0)]
+    for home, depth in queue:  # grows during the loop, up to the limits
+        try:
+            children = sorted(home.iterdir())
+        except OSError:
+            continue
+        files = [child.name for child in children if child.suffix == ONNX or child.name == GENAI_CONFIG]
+        if files and home != folder:
+            found[home.parent if home.name == ONNX_FOLDER and home.parent != folder else home] = None
+        if depth < DEEPEST:
+            below = [child for child in children if child.is_dir() and not child.name.startswith(".")]
+            queue += [(child, depth + 1) for child in below[: max(0, MOST_FOLDERS - len(queue))]]
     return tuple(found)
 
 
@@ -96,39 +99,25 @@ def _recognise_file(path: Path) -> ForeignPath:
     folder = path.absolute().parent
     if is_lfs_pointer(path):
         return ForeignPath("not a package; a package is a folder", lfs_pull(path))
-    if path.suffix == GGUF or _is_gguf(path):
-        return ForeignPath("a GGUF file, not a package", _exporting(path), is_checkpoint=True)
+    if path.is_file():
+        with path.open("rb") as stream:
+            if stream.read(len(GGUF_MAGIC)) == GGUF_MAGIC:
+                return ForeignPath("a GGUF file, not a package", _exporting(path), is_checkpoint=True)
+    if path.suffix == GGUF:
+        return ForeignPath("not a GGUF file: its first bytes are not `GGUF`", DOWNLOAD)
     if (folder / MANIFEST).is_file():
         return ForeignPath("a file inside a package; a package is a folder", NAME.filled(path=path.parent))
     if path.suffix == ONNX:
         return ForeignPath("an ONNX file, not a package", PLACE.filled(path=path))
-    schema = _schema_of(path).partition("/")[0]
-    if schema in READ_BY_SHOW:
-        return ForeignPath(f"{READ_BY_SHOW[schema]}, not a package", SHOW.filled(path=path))
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        schema = str(parse_json(read_capped(path, LARGEST_REPORT_BYTES))["schema"])
+        return ForeignPath(f"{READ_BY_SHOW[schema.partition('/')[0]]}, not a package", SHOW.filled(path=path))
     if path.suffix in WEIGHTS | {".json"} and (folder / CONFIG).is_file():
         return ForeignPath("a file of a checkpoint, not a package", _exporting(path.parent))
     return ForeignPath("a file; a package is a folder", CHOOSE)
-
-
-def _is_gguf(path: Path) -> bool:
-    """Whether a regular file begins as a GGUF file does."""
-    if not path.is_file():
-        return False
-    with path.open("rb") as stream:
-        return stream.read(len(GGUF_MAGIC)) == GGUF_MAGIC
 
 
 def _exporting(path: Path) -> Remedy:
     """The command that exports a checkpoint to a package in the working directory."""
     name = path.absolute().name.removesuffix(GGUF) or "checkpoint"
     return EXPORT.filled(checkpoint=path, out=f"{name}-package")
-
-
-def _schema_of(path: Path) -> str:
-    """The `schema` field of a JSON file; empty if there is none or the file is not JSON."""
-    try:
-        raw = parse_json(read_capped(path, LARGEST_REPORT_BYTES))
-    except (OSError, ValueError):
-        return ""
-    found = raw.get("schema") if isinstance(raw, dict) else None
-    return found if isinstance(found, str) else ""

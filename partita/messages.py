@@ -13,22 +13,9 @@ from collections.abc import Callable, Iterable, Mapping
 OPTION = re.compile(r"`([a-z][a-z0-9_]*)(?:=([^`]*))?`")
 
 
-def rename_options(
-    text: str, names: Mapping[str, str], write: Callable[[str, str | None], str], verbatim: Iterable[str] = ()
-) -> str:
-    """The text with each option of `names` replaced by `write(new name, value)`; value None: no value is given.
-
-    `verbatim`: user input in the text, whose backticks do not mark options.
-    """
-    if "`" not in text:
-        return text
-    words = sorted({word for word in verbatim if "`" in word}, key=len, reverse=True)
-    for place, word in enumerate(words):
-        text = text.replace(word, f"\0{place}\0")
-    text = OPTION.sub(lambda found: write(names[found[1]], found[2]) if found[1] in names else found[0], text)
-    for place, word in enumerate(words):
-        text = text.replace(f"\0{place}\0", word)
-    return text
+def rename_options(text: str, names: Mapping[str, str], write: Callable[[str, str | None], str]) -> str:
+    """The text with each option of `names` replaced by `write(new name, value)`; value None: no value is given."""
+    return OPTION.sub(lambda found: write(names[found[1]], found[2]) if found[1] in names else found[0], text)
 
 
 def as_flag(flag: str, value: str | None) -> str:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import numpy as np
 import onnx
 import pytest
-import safetensors.numpy
 
 from partita import dtypes
 
@@ -40,20 +38,6 @@ def test_bfloat16_is_stored_as_upper_half_of_float32() -> None:
     bits = np.array([1.5, -2.0], np.float32).view(np.uint32) >> 16
     theirs = onnx.helper.tensor_dtype_to_np_dtype(dtypes.dtype_named("bfloat16").number)
     assert bits.astype(dtypes.storage("bfloat16")).view(theirs).astype(np.float32).tolist() == [1.5, -2.0]
-
-
-def test_safetensors_names_match_written_header() -> None:
-    kinds = ("float16", "float32", "float64", "int8", "int64", "uint16", "bool")
-    data = safetensors.numpy.save({kind: np.zeros(1, kind) for kind in kinds})
-    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-
-    assert {kind: dtypes.dtype_named(kind).safetensors for kind in kinds} == {k: header[k]["dtype"] for k in kinds}
-
-
-def test_onnx_runtime_type_names_map_to_usual_names() -> None:
-    assert dtypes.dtype_named("float") is dtypes.dtype_named("float32")
-    assert dtypes.usual("double") == "float64"
-    assert dtypes.usual("opaque") == "opaque"
 
 
 def test_invalid_type_raises_value_error() -> None:

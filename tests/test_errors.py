@@ -84,20 +84,6 @@ def test_command_line_messages_show_options_as_flags(message: str, printed: str)
     assert with_flags(message) == printed
 
 
-@pytest.mark.parametrize(
-    ("typed", "message", "printed"),
-    [
-        ("`seed`", "`seed`: no such folder", "`seed`: no such folder"),
-        ("`seed`", "`seed` is 1; `input=`seed``: no", "`seed` is 1; --input `seed`: no"),
-        ("cpu:a`b", "`pins=cpu:a`b`: no module; add `providers`", "--pin cpu:a`b: no module; add --provider"),
-        ("--provider-option=cpu.a=`x`", "`provider_options=cpu.a=`x``: no", "--provider-option cpu.a=`x`: no"),
-    ],
-)
-def test_user_text_in_messages_is_not_rewritten_as_flags(typed, message, printed, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["partita", "verb", typed])
-    assert with_flags(message) == printed
-
-
 def test_prompt_file_errors_use_field_names() -> None:
     message = "`max_new_tokens=0` and `seed`: `chat=True`"
     renamed = rename_options(message, {"max_new_tokens": "max_tokens", "seed": "seed"}, as_field)

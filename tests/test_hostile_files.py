@@ -19,7 +19,6 @@ from partita.foreign.evidence import read_json
 from partita.library.sampling import FILE, suggestion
 from partita.package.folder import check_folder, read_manifest
 from partita.runtime.generate.text.tokens import stop_token_ids
-from partita.untrusted_files import is_number, parse_json
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="no such files there")
 KINDS = {
@@ -203,28 +202,6 @@ def test_user_named_irregular_files_are_rejected(
 
 
 DEEP = "[" * 100_000
-
-
-@pytest.mark.parametrize(
-    ("value", "number"),
-    [
-        (0, True),
-        (-1.5, True),
-        (10**300, True),
-        (10**400, False),
-        (float("inf"), False),
-        (float("nan"), False),
-        (True, False),
-    ],
-)
-def test_is_number_accepts_only_finite_numbers(value: object, number: bool) -> None:
-    assert is_number(value) is number and not is_number(str(value))
-
-
-@pytest.mark.parametrize("text", [DEEP, "", "{", '{"a": 1} b', "﻿{}"])
-def test_parse_json_raises_value_error_on_invalid_json(text: str) -> None:
-    with pytest.raises(ValueError):
-        parse_json(text)
 
 
 @pytest.mark.parametrize(

@@ -19,14 +19,12 @@ import platformdirs
 import pytest
 from platformdirs.macos import MacOS
 from platformdirs.unix import Unix
-from platformdirs.windows import Windows
 
 from partita.cli import REPORT_VERBS, VERBS, run
 from partita.errors import ReportError
 from partita.files import CACHE_VARIABLE, STDIN, cache_folder, reserve, write_text
 from partita.options.fields import PathText, describe_fields
 from tests.commands.test_cli import child_environment
-from tests.foreign.conftest import SAMPLES
 
 # Every parameter of the command line that names a file or a folder. A new one has to be put here, and one that is
 # written into WRITERS, too.
@@ -229,22 +227,6 @@ def files(stored: tuple[Path, Path], tmp_path: Path) -> Files:
     return make_files(tmp_path / "files", *stored)
 
 
-@pytest.mark.parametrize(
-    ("verb", "option"),
-    [("generate", "--report"), ("bench", "--report"), ("inspect", "--out")],
-)
-def test_contract_file_is_not_overwritten(verb, option, tmp_path, capsys):
-    (tmp_path / "contract.toml").write_text("max_length = 64\n")
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "cpu.json").symlink_to(tmp_path / "contract.toml")
-    words: dict[str, list[str]] = {"generate": ["1,2", "--token-ids"], "bench": ["--providers", "cpu"]}
-    target = tmp_path / ("out" if (verb, option) == ("bench", "--report") else "contract.toml")
-    given = [verb, str(SAMPLES / "optimum"), *words.get(verb, []), "--contract", str(tmp_path / "contract.toml")]
-    assert run([*given, option, str(target)]) == 2
-    assert "which this command reads" in capsys.readouterr().err
-    assert (tmp_path / "contract.toml").read_text() == "max_length = 64\n"
-
-
 @pytest.mark.parametrize("writer", WRITERS, ids=lambda w: f"{w.verb}-{w.option}-{WRITERS.index(w)}")
 def test_output_equal_to_an_input_is_rejected(writer, files, tmp_path, capsys):
     for number, read in enumerate(writer.reads(files)):
@@ -425,24 +407,3 @@ def test_cache_folder_defaults_to_system_cache(system, variable, folder, monkeyp
         monkeypatch.setenv("XDG_CACHE_HOME", variable.replace("HOME", str(tmp_path)))
     for kind in ("probes", "cuda-dry-run"):
         assert cache_folder(kind) == tmp_path / folder / kind
-
-
-def test_cache_folder_on_windows_is_local_appdata(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv(CACHE_VARIABLE)
-    monkeypatch.setattr(platformdirs, "PlatformDirs", Windows)
-    folders = {"CSIDL_LOCAL_APPDATA": str(tmp_path)}
-    monkeypatch.setattr("platformdirs.windows.get_win_folder", folders.__getitem__)
-    assert cache_folder("probes") == tmp_path / "partita" / "probes"
-
-    def unknown(_name: str) -> str:
-        raise ValueError("SHGetKnownFolderPath returned NULL")
-
-    monkeypatch.setattr("platformdirs.windows.get_win_folder", unknown)
-    assert cache_folder("probes") is None
-
-
-def test_relative_system_cache_folder_disables_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Older platformdirs return a relative XDG_CACHE_HOME; no cache goes into the working folder."""
-    monkeypatch.delenv(CACHE_VARIABLE)
-    monkeypatch.setattr(platformdirs, "user_cache_path", lambda *_, **__: Path("caches/partita"))
-    assert cache_folder("probes") is None

@@ -1,15 +1,13 @@
 """Every remedy of the house is found, and its command is one that works.
 
-A remedy is a constant of its module: the source is read for every `Remedy(...)`, the modules are imported, and as many
-have to be found in them, so that none is made where nobody looks. A command of ours is parsed by the command line, with
-its values looked up where they are names; what pip is to install has to be a name that is published for it. What other
-programs do is in `TRIED`, with the test that does it. Remedies that can be applied here are applied where their
-complaint is provoked: test_hints.py, contract/test_remedies.py, test_report_actions.py, and below.
+A remedy is a constant of its module. A command of ours is parsed by the command line, with its values looked up where
+they are names; what pip is to install has to be a name that is published for it. What other programs do is in `TRIED`,
+with the test that does it. Remedies that can be applied here are applied where their complaint is provoked:
+test_hints.py, contract/test_remedies.py, test_report_actions.py, and below.
 """
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import importlib
 import json
@@ -37,8 +35,6 @@ from tests.remedies import alternatives, remedy_of
 from tests.runtime.ort import test_errors
 
 MAKER = "Remedy"
-INSIDE = frozenset({"partita/remedies.py:filled", "partita/observations/records.py:remedy_of"})
-"""Functions that make a remedy out of another one."""
 BLANKS: dict[str, Any] = {
     **dict.fromkeys(("setting", "needed", "library", "same_precision", "libraries"), ()),
     "provider": "webgpu",
@@ -84,33 +80,6 @@ OF_SYSTEMS = {
 """Programs that are not there on every machine, and where they come from."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Made:
-    """One `Remedy(...)` in the source."""
-
-    where: str
-    constant: bool
-    """Made when its module is imported, in no function."""
-
-
-def made_in_source() -> list[Made]:
-    """Every remedy that the source makes."""
-    found = []
-    for path in sorted((REPOSITORY / "partita").rglob("*.py")):
-        name = path.relative_to(REPOSITORY).as_posix()
-        found += [Made(where, constant) for where, constant in calls(ast.parse(path.read_text("utf-8")), name, "")]
-    return found
-
-
-def calls(node: ast.AST, path: str, function: str) -> Iterator[tuple[str, bool]]:
-    """Calls of `Remedy` below `node`, by file and line or function."""
-    for child in ast.iter_child_nodes(node):
-        inner = child.name if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) else function
-        if isinstance(child, ast.Call) and getattr(child.func, "id", getattr(child.func, "attr", "")) == MAKER:
-            yield (f"{path}:{inner}" if inner else f"{path}:{child.lineno}"), not inner
-        yield from calls(child, path, inner)
-
-
 @cache
 def every_remedy() -> dict[int, tuple[str, Remedy]]:
     """Every remedy that a module of Partita holds, by identity, with the module that it was found in first."""
@@ -140,12 +109,6 @@ def remedies_in(value: object, depth: int) -> Iterator[Remedy]:
     elif isinstance(value, list | tuple | frozenset):
         for entry in value:
             yield from remedies_in(entry, depth + 1)
-
-
-def test_every_remedy_is_a_module_constant() -> None:
-    made = made_in_source()
-    assert [entry.where for entry in made if not entry.constant and entry.where not in INSIDE] == []
-    assert len(every_remedy()) >= sum(entry.constant for entry in made) > 50, "one of them is where nobody finds it"
 
 
 REMEDIES = {

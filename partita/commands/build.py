@@ -7,7 +7,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, dataclass
+from dataclasses import MISSING, dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -53,12 +53,10 @@ class Verb:
     name: str
     options: str
     """Module and class in `partita.options`; the docstring of the class is the help of the command."""
+    run: str
+    """`MODULE:FUNCTION` in `partita.commands`. The function takes the options and returns the exit code, None for 0."""
     help: str
-    """Its line in the list of commands."""
-    examples: tuple[str, ...]
-    """Command lines without program and group."""
-    run: str = ""
-    """`MODULE:FUNCTION` in `partita.commands`; empty: that of its group."""
+    examples: tuple[str, ...] = ()
 
     def record(self) -> type[Any]:
         """The class of its options."""
@@ -67,11 +65,22 @@ class Verb:
         return found
 
 
-def group_of(verbs: Sequence[Verb], run: str, prefix: str = "") -> type[TyperGroup]:
+def read_verbs(table: str) -> tuple[Verb, ...]:
+    """The verbs of a table: a line `name | options | run | help` for each, and its examples on indented lines."""
+    verbs: list[Verb] = []
+    for line in table.strip().splitlines():
+        if line.startswith(" "):
+            verbs[-1] = replace(verbs[-1], examples=(*verbs[-1].examples, line.strip()))
+        else:
+            name, options, run, summary = (part.strip() for part in line.split("|"))
+            verbs.append(Verb(name, options, run, summary))
+    return tuple(verbs)
+
+
+def group_of(verbs: Sequence[Verb], prefix: str = "") -> type[TyperGroup]:
     """A group of commands that builds a command when it is called, without importing the options of others.
 
-    `run`: `MODULE:FUNCTION` in `partita.commands`, with `{name}` for that of the verb; the function takes the options
-    and returns the exit code, None for 0. `prefix`: names of the group in examples.
+    `prefix`: names of the group in examples.
     """
     by_name = {verb.name: verb for verb in verbs}
 
@@ -84,8 +93,7 @@ def group_of(verbs: Sequence[Verb], run: str, prefix: str = "") -> type[TyperGro
 
         def get_command(self, ctx: Any, cmd_name: str) -> Any:
             if self.commands.get(cmd_name) is None and cmd_name in by_name:
-                verb = by_name[cmd_name]
-                self.commands[cmd_name] = _command(verb, verb.run or run.format(name=verb.name), prefix)
+                self.commands[cmd_name] = _command(by_name[cmd_name], prefix)
             return super().get_command(ctx, cmd_name)
 
         def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -134,7 +142,7 @@ class VerbCommand(TyperCommand):
                 formatter.write(f"{'':>{formatter.current_indent}}{line}\n")
 
 
-def _command(verb: Verb, run: str, prefix: str) -> Any:
+def _command(verb: Verb, prefix: str) -> Any:
     """The command of a verb."""
     record = verb.record()
     fields = sorted(describe_fields(record), key=lambda each: not each.option.positional)
@@ -145,7 +153,7 @@ def _command(verb: Verb, run: str, prefix: str) -> Any:
         check_early(options)
         if isinstance(options, ProgressOptions):
             import_module("partita.commands.terminal").show_progress(options)
-        module, _, function = run.partition(":")
+        module, _, function = verb.run.partition(":")
         raise Exit(getattr(import_module(f"partita.commands.{module}"), function)(options) or 0)
 
     call.__doc__ = record.__doc__
@@ -197,20 +205,33 @@ def _item(each: Field) -> tuple[Any, Callable[[str], Any] | None]:
     return (each.type if each.type in (bool, int, float) else str), None
 
 
-def _completer(each: Field, options: type[Any]) -> Callable[[str], list[Any]]:
+def _completer(each: Field, options: type[Any]) -> Callable[[str], list[str]]:
     """A function that completes the value of an option; it returns nothing for an option without known values."""
 
-    def complete(incomplete: str) -> list[Any]:
-        if not each.option.complete:
-            return [name for name in each.option.choices if name.startswith(incomplete)]
+    def complete(incomplete: str) -> list[str]:
+        if each.option.complete == "chains":
+            return complete_chain(incomplete)
+        names: Sequence[str] = each.option.choices
         if each.option.complete == "views":
             from partita.partition_reports.render.show import view_names
 
-            return [name for name in view_names(options.VIEWS) if name.startswith(incomplete)]
-        found: list[Any] = getattr(import_module("partita.commands.completion"), each.option.complete)(incomplete)
-        return found
+            names = view_names(options.VIEWS)
+        elif each.option.complete == "providers":
+            from partita.providers.resolve import known_providers
+
+            names = tuple(known_providers())
+        return [name for name in names if name.startswith(incomplete)]
 
     return complete
+
+
+def complete_chain(typed: str) -> list[str]:
+    """Completions of a provider chain: the text up to the last comma, and a provider that is not in it yet."""
+    from partita.providers.resolve import known_providers
+
+    before, comma, begun = typed.rpartition(",")
+    present = before.split(",")
+    return [before + comma + name for name in known_providers() if name.startswith(begun) and name not in present]
 
 
 def _values(options: type[Any], given: dict[str, Any]) -> dict[str, Any]:
@@ -347,18 +368,6 @@ def split_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def split_pairs(texts: Sequence[str]) -> dict[str, str]:
-    """`NAME=VALUE,NAME=VALUE` texts as name -> value. Raises UsageError for other forms."""
-    found: dict[str, str] = {}
-    for part in ",".join(texts).split(","):
-        name, equals, value = (each.strip() for each in part.partition("="))
-        if not (name and equals and value):
-            raise UsageError(f"`keep`: {part.strip() or 'nothing'!r} is not NAME=VALUE")
-        found.pop(name, None)  # what is said last counts
-        found[name] = value
-    return found
-
-
 def _libraries(texts: Sequence[str]) -> dict[str, str]:
     from partita.providers.generic import split_libraries
 
@@ -387,6 +396,6 @@ LISTS: dict[str, Callable[[Sequence[str]], Any]] = {
     "provider_options": _provider_options,
     "shapes": split_shapes,
     "folders": lambda texts: _by_name(texts, "with_adapters", "NAME=FOLDER"),
-    "pairs": split_pairs,
+    "pairs": lambda texts: _by_name(",".join(texts).replace(" ", "").split(","), "keep", "MODULE=PRECISION"),
 }
 """Parsers of all texts of an option that can be repeated, by `Option.text`."""

@@ -6,27 +6,26 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from partita.commands.generate_options import RunGroups, package_of
+from partita.commands.arguments import package_of
 from partita.commands.generation import open_batch, open_model, print_notes
 from partita.commands.outputs import Showing, Stdout, print_written
 from partita.commands.terminal import note, write_stdout
 from partita.errors import INTERRUPTED, PartitaError, UsageError
-from partita.files import cache_folder, reserve
-from partita.foreign.folder import open_folder
+from partita.files import Output, cache_folder, reserve
+from partita.foreign.folder import Choice, open_folder
 from partita.library.chain import read_chain
 from partita.library.conversation import Conversation
 from partita.library.engine.base import Engine, ReportRequest
 from partita.library.engine.requests import Ticket, check_speculation
 from partita.library.generation import sampling_options
 from partita.library.sampling import complete_sampling_for
-from partita.observations.text_format import plural
-from partita.options.fields import group, input_paths
+from partita.options.fields import input_paths, path_of
 from partita.options.generation import ChatCommand
 from partita.partition_reports.outcome import FEW_STEPS, TOO_FEW
 from partita.remedies import Remedy
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
     from prompt_toolkit.history import History
     from prompt_toolkit.input import Input
     from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
-    from prompt_toolkit.output import Output
+    from prompt_toolkit.output import Output as Screen
 
 SCHEMA = "partita.chat/1"
 """Schema of a file of /save."""
@@ -61,33 +60,23 @@ GOES_ON = "\\"
 ROLES = frozenset({"system", "user", "assistant"})
 
 
-class ChatOptions(RunGroups, ChatCommand):
-    """The options of `partita chat`."""
-
-    if TYPE_CHECKING:
-        resume: Path | None
-
-
 def run(given: ChatCommand) -> int:
     """Check the options, then chat; returns the exit code."""
-    options = group(given, ChatOptions)
-    target = read_chain(options)
-    options = replace(options, package=package_of(options.package, options), revision=None)
-    manifest = open_folder(options.package, options.choice)
-    if not has_template(options.package):
-        remedy = GENERATE.filled(package=options.package)
-        raise UsageError("the tokenizer has no chat template, which chat requires", path=options.package, remedy=remedy)
-    check_adapter(options.package, manifest, options.adapter)
-    check_speculation(options.package, manifest, options)
-    longest = options.sampling.max_new_tokens or manifest.graph.max_length
-    sampling, notes = complete_sampling_for(
-        replace(options.sampling, max_new_tokens=longest), options.package, hints=True
-    )
-    messages = _begin(options)
+    target, choice = read_chain(given), Choice.of(given)
+    package = package_of(given.package, given)
+    manifest = open_folder(package, choice)
+    if not has_template(package):
+        remedy = GENERATE.filled(package=package)
+        raise UsageError("the tokenizer has no chat template, which chat requires", path=package, remedy=remedy)
+    check_adapter(package, manifest, given.adapter)
+    check_speculation(package, manifest, given)
+    longest = given.max_new_tokens or manifest.graph.max_length
+    sampling, notes = complete_sampling_for(replace(given.sampling, max_new_tokens=longest), package, hints=True)
+    messages = _begin(given)
     if sys.stdin is not None and sys.stdin.isatty():
         import prompt_toolkit  # noqa: F401 - said before a package is opened, when it is missing
 
-    options = replace(options, **sampling.figures())
+    options = replace(given, package=package, revision=None, **sampling.figures())
     target = replace(target, notes=(*target.notes, *notes))
     with open_model(options, target, manifest) as model:
         text = model.tokenizer
@@ -100,31 +89,28 @@ def run(given: ChatCommand) -> int:
             options.sampling,
             messages=messages,
             stop=options.stop,
-            stop_ids=sorted(stop_token_ids(options.package)),
+            stop_ids=sorted(stop_token_ids(package)),
             on_text=write_stdout,
         )
         print_notes(target, model)
         return Session(options, engine, conversation, open_lines()).run()
 
 
-def _begin(options: ChatOptions) -> list[Message]:
+def _begin(options: ChatCommand) -> list[Message]:
     """The initial messages of a session."""
-    system = options.system
-    if options.prefix is not None and system is not None:
-        raise UsageError("--prefix already contains the system message; omit --system")
-    if options.resume is not None and system is not None:
-        raise UsageError("--system and --resume both set the system message; keep one")
-    if options.prefix is not None:
-        system = system_of(read_content(options.prefix))
+    system, prefix, resume = options.system, path_of(options.prefix), path_of(options.resume)
+    if system is not None and (prefix is not None or resume is not None):
+        other = "--resume" if prefix is None else "--prefix"
+        raise UsageError(f"{other} already contains the system message; omit --system")
+    if prefix is not None:
+        system = system_of(read_content(prefix))
     begins = [] if system is None else [{"role": "system", "content": system}]
-    if options.resume is None:
+    if resume is None:
         return begins
-    messages = read_conversation(options.resume)
+    messages = read_conversation(resume)
     if messages[: len(begins)] != begins:
-        raise UsageError(
-            f"--resume {options.resume}: the conversation does not start with the system message of "
-            "--prefix; omit --prefix"
-        )
+        message = "the conversation does not start with the system message of --prefix; omit --prefix"
+        raise UsageError(f"--resume {resume}: {message}")
     return messages
 
 
@@ -146,7 +132,7 @@ class Session:
     """A chat session: messages, completions and commands."""
 
     def __init__(
-        self, options: ChatOptions, engine: Engine, conversation: Conversation, lines: TypedLines | PipedLines
+        self, options: ChatCommand, engine: Engine, conversation: Conversation, lines: TypedLines | PipedLines
     ) -> None:
         self.options, self.engine, self.conversation, self.lines = options, engine, conversation, lines
         self.last: Ticket | None = None
@@ -198,9 +184,8 @@ class Session:
 
     def _answer(self, message: str) -> int:
         """Generate a completion and print it token by token. Ctrl-C ends it."""
-        with _CtrlC() as ctrl_c:
-            ticket = self.last = self.conversation.ask(message)
-            ctrl_c.ends(ticket)
+        ticket = self.last = self.conversation.ask(message)
+        with ctrl_c_ends(ticket):
             try:
                 self.conversation.finish()
             finally:
@@ -216,10 +201,8 @@ class Session:
         parts = [f"{self.conversation.read_tokens} tokens prefilled"]
         if ticket.first_token is not None and ticket.ended is not None:
             parts.append(f"first token after {(ticket.first_token - ticket.submitted) * 1e3:.0f} ms")
-            seconds = ticket.ended - ticket.first_token
-            few = f" ({TOO_FEW})" if count <= FEW_STEPS else ""
-            speed = f"{(count - 1) / seconds:.1f} tokens/s{few}" if count > 1 and seconds > 0 else ""
-            parts.append(speed or plural(count, "token"))
+            few, seconds = f" ({TOO_FEW})" if count <= FEW_STEPS else "", ticket.ended - ticket.first_token
+            parts.append(f"{(count - 1) / seconds:.1f} tokens/s{few}" if count > 1 and seconds else "1 token")
         parts.append(f"cache: {self.conversation.tokens} of {self.conversation.max_length} tokens")
         if reason == "interrupted":
             parts.append("interrupted by Ctrl-C")
@@ -268,7 +251,7 @@ class Session:
         else:
             Showing(load_view("brief", REPORT_VIEWS), Stdout()).show(report)
 
-    def _file(self, rest: str, kind: str, command: str) -> Any:
+    def _file(self, rest: str, kind: str, command: str) -> Output:
         if not rest:
             raise UsageError(f"{command}: give a file name after it")
         try:
@@ -278,41 +261,25 @@ class Session:
         return reserve(path, kind, input_paths(self.options), option=command)
 
 
-class _CtrlC:
-    """Ctrl-C ends a completion after the current step, so that the cache stays valid; pressed again, immediately.
-
-    An ignored SIGINT stays ignored, as in the background of a shell without job control.
+@contextmanager
+def ctrl_c_ends(ticket: Ticket) -> Iterator[None]:
+    """In this block Ctrl-C ends a completion after the current step, so that the cache stays valid; pressed again,
+    immediately. An ignored SIGINT stays ignored, as in the background of a shell without job control.
     """
+    before, pressed = signal.getsignal(signal.SIGINT), list[float]()
 
-    def __init__(self) -> None:
-        self._ticket: Ticket | None = None
-        self._pressed: float | None = None
-        self._before: Any = None
-
-    def ends(self, ticket: Ticket) -> None:
-        """Set the completion that Ctrl-C ends; ends it immediately if Ctrl-C was pressed before."""
-        self._ticket = ticket
-        if self._pressed is not None:
-            ticket.cancel()
-
-    def _press(self, number: int, frame: object) -> None:
-        now = time.monotonic()
-        # A terminal's may come twice: from it, and passed on.
-        if self._pressed is not None and now - self._pressed > PRESSED_SECONDS:
+    def press(number: int, frame: object) -> None:
+        pressed.append(time.monotonic())
+        if pressed[-1] - pressed[0] > PRESSED_SECONDS:  # a terminal's may come twice: from it, and passed on
             raise KeyboardInterrupt
-        self._pressed = now if self._pressed is None else self._pressed
-        if self._ticket is not None:
-            self._ticket.cancel()
+        ticket.cancel()
 
-    def __enter__(self) -> _CtrlC:
-        self._before = signal.getsignal(signal.SIGINT)
-        if self._before is not signal.SIG_IGN:
-            signal.signal(signal.SIGINT, self._press)
-        return self
-
-    def __exit__(self, *details: object) -> None:
-        if self._before is not signal.SIG_IGN:
-            signal.signal(signal.SIGINT, self._before)
+    if before is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, press)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 # --- lines of input --------------------------------------------------------------------------------------------------
@@ -327,7 +294,7 @@ class TypedLines:
     typed = True
     """Messages are typed at a terminal, where errors are printed."""
 
-    def __init__(self, commands: Sequence[str], source: Input | None = None, output: Output | None = None) -> None:
+    def __init__(self, commands: Sequence[str], source: Input | None = None, output: Screen | None = None) -> None:
         """`source`, `output`: the terminal by default."""
         from prompt_toolkit import PromptSession
         from prompt_toolkit.completion import WordCompleter
@@ -410,18 +377,11 @@ def _history() -> History:
     """The history of messages, in a file readable only by its owner; in memory if it cannot be written."""
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 
-    class Stored(FileHistory):
-        """A full disk does not lose the message."""
-
-        def store_string(self, string: str) -> None:
-            with suppress(OSError, UnicodeEncodeError):  # the latter: half a character, refused when it is sent
-                super().store_string(string)
-
     folder = cache_folder("chat")
-    file = None if folder is None else folder / "history"
-    if file is not None:
+    if folder is not None:
+        file = folder / "history"
         with suppress(OSError):
-            file.parent.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
             file.touch(mode=0o600)
-            return Stored(str(file))
+            return FileHistory(str(file))
     return InMemoryHistory()

@@ -23,8 +23,6 @@ from partita.options.fields import with_flags
 from partita.package.folder import Manifest, check_files, read_manifest
 from partita.package.records import PackedKind
 
-PACKED_WEIGHTS, NARROW_WEIGHTS = "packed_weights", "narrow_weights"
-"""Name of the last change of a graph in the counts of passes."""
 LONG_STAGES = 3
 """The summary has the times of this many of the longest stages."""
 LABEL = 14
@@ -104,7 +102,7 @@ def _model(manifest: Manifest, attention_reason: str) -> Iterator[tuple[str, str
 
 
 def _weights(manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """Weights: precisions and the operators that read them, adapters, calibration, and a graph for prompts."""
+    """Weights: precisions and the operators that read them, and adapters."""
     packed, size = manifest.packed, human_bytes(manifest.graph.weight_bytes)
     if packed is None:
         yield "weights", size
@@ -114,21 +112,6 @@ def _weights(manifest: Manifest) -> Iterator[tuple[str, str]]:
     for record in manifest.adapters:
         use = "merged into the weights" if record.file is None else f"for --adapter {record.name}"
         yield "adapter", f"{adapter_text(record).partition(';')[0]}; {use}"
-    if packed is not None and (used := packed.calibration) is not None:
-        yield "calibrated", f"{used.quantiser}, on {used.tokens:,} tokens of {used.text}"
-    if packed is not None and (mix := packed.mix) is not None:
-        steps = f"{mix.applied_steps} of {plural(mix.steps, 'step')} of raising weights to more bits"
-        tried = f"{plural(len(mix.measured), 'mix')} measured on {mix.tokens:,} tokens of {mix.text}"
-        yield "mix", f"{steps}; {tried}"
-    if (prefill := manifest.prefill) is not None and prefill.packed is not None:
-        own, activations = prefill.packed.kinds, prefill.packed.activations
-        count, names = sum(kind.weights for kind in own), " and ".join(dict.fromkeys(kind.precision for kind in own))
-        more = f"{plural(count, 'weight')} more in {names}, {human_bytes(sum(kind.size_bytes for kind in own))}"
-        yield "prompts", f"separate prefill graph ({prefill.reason}): {more}, activations {activations}"
-    if (narrow := manifest.half_precision) is not None:
-        lost = f"{narrow.rounded} of them rounded" if narrow.rounded else "values unchanged"
-        matrices = f"{narrow.weights} {'matrix' if narrow.weights == 1 else 'matrices'}"
-        yield "stored", f"{matrices} in {narrow.dtype}, {lost}; computed in float32"
 
 
 def _kind_text(kind: PackedKind) -> str:
@@ -140,7 +123,7 @@ def _kind_text(kind: PackedKind) -> str:
 
 
 def _cache(manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """Size of the cache, its bytes per token, and its precision if it has integers."""
+    """Size of the cache and its bytes per token."""
     graph, fixed = manifest.graph, _fixed_state_bytes(manifest)
     windows = sorted({state.window for state in graph.states if state.window is not None})
     parts = [f"{_cache_bytes_per_token(manifest):,} bytes per token"] if graph.cache_bytes > fixed else []
@@ -149,12 +132,9 @@ def _cache(manifest: Manifest) -> Iterator[tuple[str, str]]:
     parts += [f"{human_bytes(rolling)} of layers that cache only their window"] if rolling else []
     parts += [f"batch {graph.batch_size}", f"{graph.max_length:,} tokens"]
     parts += [f"window {', '.join(map(str, windows))}"] if windows else []
-    yield "cache", f"{human_bytes(graph.cache_bytes)}: {', '.join(parts)}"
     if (cache := manifest.quantised_cache) is not None:
-        rest = f", {plural(len(cache.float_states), 'other')} unchanged" if cache.float_states else ""
-        sizes = f"{human_bytes(graph.cache_bytes)} instead of {human_bytes(cache.float_bytes)}"
-        source = f"scales from {cache.tokens:,} tokens of {cache.text}"
-        yield "KV cache", f"{plural(cache.states, 'state')} in {cache.dtype}{rest}: {sizes}; {source}"
+        parts.append(f"{plural(cache.states, 'state')} in {cache.dtype}")
+    yield "cache", f"{human_bytes(graph.cache_bytes)}: {', '.join(parts)}"
 
 
 def _checks(manifest: Manifest) -> Iterator[tuple[str, str]]:
@@ -191,24 +171,17 @@ def _costs(summary: ExportResult, *, variant: bool) -> Iterator[tuple[str, str]]
         yield "next", f"partita generate {out} {prompt}"
 
 
-def pass_lines(passes: Mapping[str, int], manifest: Manifest | None = None) -> list[str]:
-    """A line for each pass over the graph: number of changes and description; then for quantised weights."""
+def pass_lines(passes: Mapping[str, int], manifest: Manifest) -> list[str]:
+    """A line for each pass over the graph: number of changes and description; then for changed weights."""
     from partita.export.passes import ORDER
 
     if not passes:
         return ["  passes      none: the graphs come from another exporter"]
-    summaries = {each.name: each.summary for each in ORDER}
-    if manifest is not None and manifest.packed is not None:
-        summaries[PACKED_WEIGHTS] = f"Weights as integers: {manifest.packed.operators}"
-    if manifest is not None and manifest.half_precision is not None:
-        summaries[NARROW_WEIGHTS] = (
-            f"Matrices stored as {manifest.half_precision.dtype}, each converted to float32 by a Cast"
-        )
+    without = manifest.graph.without_passes
+    summaries = {**{each.name: each.summary for each in ORDER}, **dict.fromkeys(without, "disabled")}
+    summaries |= dict.fromkeys(passes.keys() - summaries.keys(), "")
     width = max(map(len, summaries))
-    without = () if manifest is None else manifest.graph.without_passes
-    places = {name: "-" if name in without else str(passes.get(name, 0)) for name in summaries}
-    rows = [f"    {places[name]:>5} {name:<{width}}  {summary}" for name, summary in summaries.items()]
-    rows += [f"    disabled: {', '.join(without)}"] if without else []
+    rows = [f"    {passes.get(name, 0):>5} {name:<{width}}  {text}".rstrip() for name, text in summaries.items()]
     return ["  passes      changes made by each pass over the graph, in order", *rows]
 
 

@@ -10,10 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from os.path import commonprefix
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any
 
-from partita.commands.generate_options import GenerateOptions, RunGroups, parse_ids
+from partita.check.requirements import Limits
+from partita.commands.arguments import parse_ids
 from partita.commands.outputs import STDOUT, Sink, print_written
+from partita.commands.results import GeneratedRow, GenerateResult, GenerationTimings, fact_of
 from partita.commands.terminal import (
     TERMINAL,
     note,
@@ -25,6 +28,7 @@ from partita.commands.terminal import (
 )
 from partita.errors import INTERRUPTED, GenerationError, PartitaError
 from partita.files import Output
+from partita.foreign.folder import Choice
 from partita.library.chain import Target
 from partita.library.engine.base import Engine, ReportRequest
 from partita.library.generation import Generation
@@ -33,32 +37,28 @@ from partita.library.model import Model
 from partita.library.notes import chunk_ignored, opened_notes
 from partita.library.run_report import limits_error
 from partita.observations.text_format import human_bytes, percent, plural
-from partita.options.fields import group
-from partita.options.generation import BatchOptions, SamplingValues
+from partita.options.fields import group, path_of
+from partita.options.generation import BatchOptions, GenerateCommand, RunOptions, SamplingValues
 from partita.options.placement import PlaceOptions
 from partita.package.folder import Manifest
 from partita.partition_reports import storage
 from partita.partition_reports.outcome import FEW_STEPS, TOO_FEW
-from partita.runtime.chain.pins import parse_pins
 from partita.runtime.generate.prefix_file import PrefixContent, read_content, system_of
 from partita.runtime.generate.text.chat_templates import conversation
 from partita.runtime.generate.text.tokens import load_text
-
-if TYPE_CHECKING:
-    from partita.commands.results import GenerateResult
 
 LIMIT_RUNS = 2
 """Runs per phase for measuring the copies of a step."""
 
 
 def run_generation(
-    options: GenerateOptions, target: Target, prompts: Sequence[str], manifest: Manifest, sink: Sink | None
+    options: GenerateCommand, target: Target, prompts: Sequence[str], manifest: Manifest, sink: Sink | None
 ) -> int:
     """Load, generate, write the report to `sink`; returns the exit code."""
-    parse_pins(target.pins, target.chain)  # wrong options are reported before anything is opened
     check_placement(options, target)
-    content = None if options.prefix is None else read_content(options.prefix)
-    with open_for_prompts(options, target, manifest, observe=options.report is not None) as model:
+    prefix = path_of(options.prefix)
+    content = None if prefix is None else read_content(prefix)
+    with open_for_prompts(options, target, manifest, observe=sink is not None) as model:
         generation = _begin(options, model, prompts, content)  # before the notes: an error is one line
         notes = chunk_ignored(options.prefill_chunk, generation.chunk)
         if content is not None:
@@ -68,22 +68,23 @@ def run_generation(
         print_notes(target, model, notes)
         if len(prompts) > 1 and not options.token_ids and not any(" " in prompt for prompt in prompts):
             print_note(f"{plural(len(prompts), 'prompt')}; for one prompt, put it in quotes")
-        printed = PrintedGeneration(options, target, model, generation, notes)
-        printed.follow()
-        printed.finish()
-        _print_timings(model, generation)
-        cut_short = False
-        if sink is not None:
-            cut_short = write_report(sink, model.engine, printed.report_request(), error=printed.error)
+        printed, cut_short = PrintedGeneration(options, generation), False
+        try:
+            printed.follow()
+            if options.as_json:
+                print_record(_record(printed, model, target, notes))
+            _print_timings(model, generation)
+        finally:  # stdout may be full
+            if sink is not None:
+                request = _report_request(printed, model, (*notes, *target.notes))
+                cut_short = write_report(sink, model.engine, request, error=printed.error)
     if printed.error is not None:
         raise printed.error
-    if printed.refused is not None:  # not before the report is written: it is of a run that was made
-        raise printed.refused
     return INTERRUPTED if printed.interrupted or cut_short else 0
 
 
 def open_model(
-    options: RunGroups,
+    options: RunOptions,
     target: Target,
     manifest: Manifest,
     *,
@@ -92,15 +93,15 @@ def open_model(
     takes_ids: bool = False,
 ) -> Model:
     """Load tokenizer and package. `takes_ids`: the prompts could be token ids. Raises the errors of both."""
-    began, text = time.perf_counter(), None
+    began, text, folder = time.perf_counter(), None, Path(options.package)
     if with_text:
-        text = load_text(options.package, manifest.tokenizer, manifest.graph.max_length, takes_ids=takes_ids)
+        text = load_text(folder, manifest.tokenizer, manifest.graph.max_length, takes_ids=takes_ids)
     seconds = time.perf_counter() - began
     engine = open_engine(
-        options.package,
+        folder,
         manifest,
         target,
-        options.choice,
+        Choice.of(options),
         observe=observe,
         refusal_seconds=options.probe_seconds,
         audience=TERMINAL,
@@ -109,18 +110,18 @@ def open_model(
     return Model(engine, text=text, with_text=with_text, text_seconds=seconds)
 
 
-def open_for_prompts(options: GenerateOptions, target: Target, manifest: Manifest, *, observe: bool) -> Model:
+def open_for_prompts(options: GenerateCommand, target: Target, manifest: Manifest, *, observe: bool) -> Model:
     """The loaded package for the prompts of `partita generate`, with a tokenizer unless they are token ids."""
     takes_ids = not (options.is_chat or options.stop)
     return open_model(options, target, manifest, observe=observe, with_text=not options.token_ids, takes_ids=takes_ids)
 
 
-def open_batch(options: RunGroups, model: Model) -> Engine:
+def open_batch(options: RunOptions, model: Model) -> Engine:
     """The engine of a model, open for requests. Raises UsageError, GenerationError."""
     return model.scheduler(**asdict(group(options, BatchOptions)))
 
 
-def _begin(options: GenerateOptions, model: Model, prompts: Sequence[str], content: PrefixContent | None) -> Generation:
+def _begin(options: GenerateCommand, model: Model, prompts: Sequence[str], content: PrefixContent | None) -> Generation:
     """Queue the prompts. Raises GenerationError for invalid prompts."""
     if options.is_chat:
         system = options.system if content is None else system_of(content)
@@ -138,12 +139,13 @@ def print_notes(target: Target, model: Model, notes: Sequence[str] = ()) -> None
         print_note(line)
 
 
-def check_placement(options: GenerateOptions, target: Target) -> None:
+def check_placement(options: GenerateCommand, target: Target) -> None:
     """Raise ProviderError before the first token if the placement exceeds the limits.
 
     Bytes are known only from runs, so the package is opened for this alone and run on tokens that mean nothing.
     """
-    if not options.limits.as_dict():
+    limits = Limits.of(options)
+    if not limits.as_dict():
         return
     from partita.library.place.placement import place_model
 
@@ -152,15 +154,12 @@ def check_placement(options: GenerateOptions, target: Target) -> None:
         threads=options.threads,
         runs=LIMIT_RUNS,
         probe_seconds=0.0,
-        **asdict(options.limits),
-        **asdict(options.choice),
+        **asdict(limits),
+        **asdict(Choice.of(options)),
     )
     report, error = place_model(placing, target, audience=TERMINAL)
-    over = limits_error(report)
-    if error is not None:
+    if error := error or limits_error(report):
         raise error
-    if over is not None:
-        raise over
 
 
 def _ids(tokens: Sequence[int]) -> str:
@@ -171,16 +170,11 @@ def _ids(tokens: Sequence[int]) -> str:
 class PrintedGeneration:
     """A generation that prints its completions."""
 
-    options: GenerateOptions
-    target: Target
-    model: Model
+    options: GenerateCommand
     generation: Generation
-    notes: tuple[str, ...]
     interrupted: bool = False
     closed: bool = False
     """stdout is a closed pipe."""
-    refused: OSError | None = None
-    """The error of a write to stdout, e.g. a full disk."""
     error: PartitaError | None = None
 
     def follow(self) -> None:
@@ -203,98 +197,84 @@ class PrintedGeneration:
             self.generation.close()
         except PartitaError as error:
             self.error = self.error or error
-        held = self.generation.text[shown:]  # a row that was cut off may have held text back
-        if live and held and not self.closed:
-            self._print(held)
-
-    def finish(self) -> None:
-        """Print the rest: the record, or the completions of several rows."""
-        answers = self.generation.results
-        if self.closed:
-            return
         if self.options.as_json:
-            record = self._record()
-            self._write(lambda: print_record(record))
-        elif len(answers) == 1:
-            self._print("\n")
-        else:
-            texts = [_ids(answer.tokens) if self.options.token_ids else answer.text for answer in answers]
-            self._print("".join(f"[{number}] {text}\n" for number, text in enumerate(texts, start=1)))
+            return
+        if live:
+            self._print(self.generation.text[shown:] + "\n")  # a row that was cut off may have held text back
+            return
+        answers = self.generation.results
+        texts = [_ids(answer.tokens) if self.options.token_ids else answer.text for answer in answers]
+        self._print("".join(f"[{number}] {text}\n" for number, text in enumerate(texts, start=1)))
 
     def _print(self, text: str) -> None:
         """Print text to stdout, or to stderr if stdout is for the report."""
-        write = write_stderr if self.options.report == STDOUT else write_stdout
-        self._write(lambda: write(text))
+        if not self.closed:
+            self.closed = not (write_stderr if self.options.report == STDOUT else write_stdout)(text)
 
-    def _write(self, write: Callable[[], bool | None]) -> None:
-        """Write to stdout. A failure ends the generation, not the report."""
-        try:
-            self.closed = write() is False
-        except OSError as error:
-            self.closed, self.refused = True, error
 
-    def _record(self) -> GenerateResult:
-        """The generation for `--json`."""
-        from partita.commands.results import GeneratedRow, GenerateResult, GenerationTimings, fact_of
+def run_fields(options: GenerateCommand, model: Model, target: Target, notes: tuple[str, ...]) -> dict[str, Any]:
+    """The fields of `RunResult`."""
+    return {
+        "package": str(options.package),
+        "chain": model.chain,
+        "chain_source": target.source,
+        "options": SamplingValues(**options.sampling.figures()),
+        "adapter": options.adapter,
+        "threads": options.threads,
+        "load_seconds": model.load_seconds,
+        "notes": notes + target.notes,
+    }
 
-        options, generation = self.options, self.generation
-        return GenerateResult(
-            package=str(options.package),
-            chain=self.model.chain,
-            chain_source=self.target.source,
-            options=SamplingValues(**options.sampling.figures()),
-            adapter=options.adapter,
-            prefill_chunk_tokens=generation.chunk,
-            threads=options.threads,
-            load_seconds=self.model.load_seconds,
-            tokenizer_load_seconds=self.model.text_seconds,
-            rows=tuple(
-                GeneratedRow.copy_of(answer, text=None if options.token_ids else answer.text)
-                for answer in generation.results
-            ),
-            timings=GenerationTimings(**generation.timings),
-            speculation=generation.speculation,
-            notes=self.notes + self.target.notes,
-            error=fact_of(self.error) if self.error else None,
-        )
 
-    def report_request(self) -> ReportRequest:
-        """The request for the report of the generation."""
-        options = self.options
-        unprinted = "stdout was closed" if self.closed else ""
-        if self.refused is not None:
-            unprinted = f"stdout: {self.refused.strerror or self.refused}"
-        found = self.model.report_request(self.generation.progress, options.probe_seconds)
-        return replace(
-            found,
-            finish_detail=str(self.error) if self.error else unprinted,
-            complete=self.error is None and not self.interrupted,
-            notes=(*self.notes, *self.target.notes),
-            options={**found.options, **({} if options.prefix is None else {"prefix": str(options.prefix)})},
-            limits=options.limits,
-        )
+def _record(printed: PrintedGeneration, model: Model, target: Target, notes: tuple[str, ...]) -> GenerateResult:
+    """The generation for `--json`."""
+    options, generation = printed.options, printed.generation
+    return GenerateResult(
+        **run_fields(options, model, target, notes),
+        prefill_chunk_tokens=generation.chunk,
+        tokenizer_load_seconds=model.text_seconds,
+        rows=tuple(
+            GeneratedRow.copy_of(answer, text=None if options.token_ids else answer.text)
+            for answer in generation.results
+        ),
+        timings=GenerationTimings(**generation.timings),
+        speculation=generation.speculation,
+        error=fact_of(printed.error) if printed.error else None,
+    )
+
+
+def _report_request(printed: PrintedGeneration, model: Model, notes: tuple[str, ...]) -> ReportRequest:
+    """The request for the report of the generation."""
+    options = printed.options
+    found = model.report_request(printed.generation.progress, options.probe_seconds)
+    closed = "stdout was closed" if printed.closed else ""
+    return replace(
+        found,
+        finish_detail=str(printed.error) if printed.error else closed,
+        complete=printed.error is None and not printed.interrupted,
+        notes=notes,
+        options={**found.options, **({} if options.prefix is None else {"prefix": str(options.prefix)})},
+        limits=Limits.of(options),
+    )
 
 
 def _print_timings(model: Model, generation: Generation) -> None:
     """Print a line on stderr."""
     figures = generation.timings
     parts = [f"load {model.load_seconds:.2f} s"]
-    if figures["prefill_tokens_per_second"]:
-        parts.append(
-            f"prompt {plural(figures['prompt_tokens'], 'token')} at {figures['prefill_tokens_per_second']:.0f} tokens/s"
-        )
-    if figures["first_token_seconds"]:
-        parts.append(f"first token after {figures['first_token_seconds'] * 1e3:.0f} ms")
-    if figures["decode_tokens_per_second"]:
+    if speed := figures["prefill_tokens_per_second"]:
+        parts.append(f"prompt {plural(figures['prompt_tokens'], 'token')} at {speed:.0f} tokens/s")
+    if seconds := figures["first_token_seconds"]:
+        parts.append(f"first token after {seconds * 1e3:.0f} ms")
+    if speed := figures["decode_tokens_per_second"]:
         few = f" ({TOO_FEW})" if figures["decode_steps"] < FEW_STEPS else ""
-        parts.append(f"{figures['decode_tokens']} more at {figures['decode_tokens_per_second']:.1f} tokens/s{few}")
+        parts.append(f"{figures['decode_tokens']} more at {speed:.1f} tokens/s{few}")
     drafts = generation.speculation
     if drafts is not None and drafts.acceptance_rate is not None:
-        speed = "" if drafts.speedup is None else f", {drafts.speedup:.2f} times the speed without speculative decoding"
-        parts.append(f"{percent(drafts.acceptance_rate)} of {drafts.drafted} draft tokens accepted{speed}")
+        gain = "" if drafts.speedup is None else f", {drafts.speedup:.2f} times the speed without speculative decoding"
+        parts.append(f"{percent(drafts.acceptance_rate)} of {drafts.drafted} draft tokens accepted{gain}")
     reasons = sorted({answer.finish_reason or "unfinished" for answer in generation.results})
-    parts.append(f"finish: {', '.join(reasons)}")
-    note("; ".join(parts))
+    note("; ".join([*parts, f"finish: {', '.join(reasons)}"]))
 
 
 def write_report(sink: Sink, engine: Engine, request: ReportRequest, error: PartitaError | None = None) -> bool:
@@ -313,18 +293,21 @@ def write_report(sink: Sink, engine: Engine, request: ReportRequest, error: Part
     return bool(report.interruptions)
 
 
-def save_prefix(options: GenerateOptions, target: Target, prompts: Sequence[str], manifest: Manifest) -> int:
+def save_prefix(options: GenerateCommand, target: Target, prompts: Sequence[str], manifest: Manifest) -> int:
     """Read the prompt or the system message, and save the prefix; returns the exit code."""
-    file = options.save_prefix
-    assert file is not None
+    assert options.save_prefix is not None
     given = None if options.system is not None else parse_ids(prompts[0]) if options.token_ids else prompts[0]
     if given == "":
         raise GenerationError("the prompt is empty; give some text to save")
     with open_for_prompts(options, target, manifest, observe=False) as model:
         print_notes(target, model)
         saved = model.save_prefix(
-            file, given, system=options.system, prefill_chunk=options.prefill_chunk, adapter=options.adapter
+            options.save_prefix,
+            given,
+            system=options.system,
+            prefill_chunk=options.prefill_chunk,
+            adapter=options.adapter,
         )
     read = f"{plural(saved.tokens, 'token')}, prefilled in {saved.seconds:.2f} s; {human_bytes(saved.size_bytes)}"
-    note(f"prefix: {file} ({read}; use it with --prefix)")
+    note(f"prefix: {options.save_prefix} ({read}; use it with --prefix)")
     return 0

@@ -11,7 +11,7 @@ from partita.commands.results import DoctorResult
 from partita.commands.terminal import TERMINAL, Bars, print_record, write_stdout
 from partita.errors import ReportCheckError
 from partita.library.inspecting import run_inspection
-from partita.library.place.support import providers
+from partita.library.place import support
 from partita.observations.text_format import human_bytes
 from partita.options.inspection import DoctorCommand, InspectCommand, PlanCommand, ProvidersCommand
 from partita.options.reports import DiffCommand
@@ -27,7 +27,7 @@ def doctor(options: DoctorCommand) -> None:
         cpu=cpu_name(),
         logical_cores=os.cpu_count() or 1,
         packages={name: found.version for name in PACKAGES for found in [*metadata.distributions(name=name)][:1]},
-        machine=providers(provider_libraries=options.provider_libraries or {}),
+        machine=support.providers(provider_libraries=options.provider_libraries or {}),
     )
     if options.as_json:
         print_record(result)
@@ -78,7 +78,7 @@ def inspect(options: InspectCommand) -> None:
     showing.show(run_inspection(options))
 
 
-def show_providers(options: ProvidersCommand) -> None:
+def providers(options: ProvidersCommand) -> None:
     """Check every provider and show the results. Raises UsageError for an unusable library."""
     showing = prepare(options)
-    showing.show(providers(provider_libraries=options.provider_libraries or {}, measure=options.measure))
+    showing.show(support.providers(provider_libraries=options.provider_libraries or {}, measure=options.measure))

@@ -12,7 +12,7 @@ from partita.commands.terminal import note, stdout_console, write_stdout_bytes
 from partita.errors import ReportError, UsageError
 from partita.files import Output, reserve
 from partita.observations.text_format import listing
-from partita.options.fields import input_paths, path_of
+from partita.options.fields import PathText, input_paths, path_of
 from partita.options.groups import ViewOptions
 from partita.partition_reports.render.show import load_view
 from partita.remedies import shell
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 STDOUT = Path("-")
 SHOWN_BY_REPORT = ("report", "result")
 """Kinds of files that `partita report show` reads."""
+SUFFIXES = {".html": "html", ".json": "json", ".md": "markdown"}
+"""View of an output file by its suffix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +49,8 @@ def reserve_output(path: Path, kind: str, reads: Iterable[Path], *, option: str)
     if path == STDOUT:
         return Stdout()
     reads = tuple(reads)
-    models = [read for read in reads if read.suffix == ".onnx" and read.is_file()] if path.exists() else []
-    return reserve(path, kind, (*reads, *(file for model in models for file in _data_files(model))), option=option)
+    weights = (read.with_name(f"{read.name}.data") for read in reads if read.suffix == ".onnx")
+    return reserve(path, kind, (*reads, *weights), option=option)
 
 
 def print_written(kind: str, path: Path | str) -> None:
@@ -60,16 +62,6 @@ def refuse_two_on_stdout(report: Path | None, *, as_json: bool) -> None:
     """Raise UsageError if a report and another JSON object would both go to stdout."""
     if as_json and str(report) in (str(STDOUT), "/dev/stdout"):
         raise UsageError(f"--report {report} and --json both write to stdout; give --report a file")
-
-
-def _data_files(model: Path) -> tuple[Path, ...]:
-    """Files with the weights of an ONNX file; empty if it cannot be read, which is reported when it is opened."""
-    from partita.runtime.place.model_file import data_files, read_light
-
-    try:
-        return tuple(model.parent / name for name in data_files(read_light(model)))
-    except (TypeError, ValueError, OSError):
-        return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +103,13 @@ def show_and_write(record: Any, view: View, sink: Sink | None, kind: str) -> Non
             showings.callback(Showing(view, Stdout()).show, record)
 
 
-def requested_view(options: ViewOptions, usual: str = "text", *, full: bool = False) -> str:
-    """The view named by --view or a short form, else the `usual` one. Raises UsageError if two differ."""
+def requested_view(
+    options: ViewOptions, usual: str = "text", *, full: bool = False, out: PathText | None = None
+) -> str:
+    """The view named by --view or a short form, else that of the suffix of `out`, else the `usual` one.
+
+    Raises UsageError if two options differ.
+    """
     named = {
         "--view": options.view,
         "--full": "text" if full else None,
@@ -121,7 +118,8 @@ def requested_view(options: ViewOptions, usual: str = "text", *, full: bool = Fa
     given = {option: name for option, name in named.items() if name is not None}
     if len(set(given.values())) > 1:
         raise UsageError(f"{listing(given)} select different views; use one")
-    return next(iter(given.values()), usual)
+    by_suffix = SUFFIXES.get("" if out is None else Path(out).suffix, usual)
+    return next(iter(given.values()), by_suffix)
 
 
 def prepare(options: ViewOptions, views: str = "") -> Showing:
@@ -129,7 +127,7 @@ def prepare(options: ViewOptions, views: str = "") -> Showing:
 
     Raises UsageError, and the errors of `reserve_output`.
     """
-    view = load_view(requested_view(options), views or options.VIEWS)
+    view = load_view(requested_view(options, out=options.out), views or options.VIEWS)
     return open_sink(view, path_of(options.out), input_paths(options))
 
 

@@ -76,8 +76,6 @@ def drift(options: DriftCommand) -> int:
 
 DIFF = "diff"
 """First argument of a comparison of two tables."""
-OPTIONS = {"json": "--out"}
-"""View -> its option for a file, if it has another name."""
 
 
 def _views(options: SupportCommand, folder: str, kind: str, reads: Sequence[Path]) -> list[Showing]:
@@ -85,14 +83,14 @@ def _views(options: SupportCommand, folder: str, kind: str, reads: Sequence[Path
     view = requested_view(options)
     given = {"json": options.out, "markdown": options.markdown, "html": options.html}
     files = {name: Path(path) for name, path in given.items() if path is not None}
-    on_stdout = [name for name, path in files.items() if path == STDOUT]
-    if len(on_stdout) + (view != "text") > 1:
+    on_stdout = list(files.values()).count(STDOUT)
+    if on_stdout + (view != "text") > 1:
         raise UsageError("two views are written to stdout; give a file for one of them")
-    places, found = list(files.values()), []
-    for index, (name, path) in enumerate(files.items()):
-        option = OPTIONS.get(name, f"--{name}")
-        sink = reserve_output(path, kind, (*reads, *places[:index]), option=option)
-        found.append(Showing(load_view(name, folder), sink, kind))
+    found = []
+    for name, path in files.items():
+        option = "--out" if name == "json" else f"--{name}"
+        found.append(Showing(load_view(name, folder), reserve_output(path, kind, reads, option=option), kind))
+        reads = (*reads, path)
     return found if on_stdout else [*found, open_sink(load_view(view, folder), None, ())]
 
 

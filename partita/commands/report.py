@@ -35,7 +35,9 @@ DIFFERENT = 1
 
 def show(options: ShowCommand) -> None:
     """Show a report or the result of a benchmark."""
-    _show(Path(options.file), requested_view(options, "brief", full=options.full), path_of(options.out))
+    _show(
+        Path(options.file), requested_view(options, "brief", full=options.full, out=options.out), path_of(options.out)
+    )
 
 
 def html(options: HtmlCommand) -> None:
@@ -54,22 +56,16 @@ def _show(file: Path, view: str, out: Path | None, *, next_to: bool = False) -> 
     `next_to`: without --out, write a file next to it with the view's suffix; a report from stdin goes to stdout.
     Raises UsageError when there is no such view, or it would replace what it shows.
     """
-    from partita.partition_reports.records import Report
-    from partita.partition_reports.render.show import load_view
-
-    record = storage.read_one_of(file, _kinds())
-    found = load_view(view, REPORT_VIEWS if isinstance(record, Report) else BENCH_VIEWS)
-    out = out or (file.with_suffix(found.suffix) if next_to and file != storage.STDIN else None)
-    open_sink(found, out, (file,)).show(record, file)
-
-
-def _kinds() -> dict[str, type[Record]]:
-    """Record type by the schema of a file."""
     from partita.bench.records import SCHEMA as BENCH
     from partita.bench.records import Bench
     from partita.partition_reports.records import SCHEMA, Report
+    from partita.partition_reports.render.show import load_view
 
-    return {SCHEMA: Report, BENCH: Bench}
+    kinds: dict[str, type[Record]] = {SCHEMA: Report, BENCH: Bench}
+    record = storage.read_one_of(file, kinds)
+    found = load_view(view, REPORT_VIEWS if isinstance(record, Report) else BENCH_VIEWS)
+    out = out or (file.with_suffix(found.suffix) if next_to and file != storage.STDIN else None)
+    open_sink(found, out, (file,)).show(record, file)
 
 
 def explain(options: ExplainCommand) -> None:

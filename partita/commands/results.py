@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 import io
-import os
+import shutil
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from rich.console import Console
 
 import partita
@@ -42,7 +42,7 @@ class ErrorFact(Record):
 
     kind: str
     """A class of partita/errors.py (UsageError, PackageError, ...), or Interrupted, Terminated, InternalError."""
-    message: str
+    message: Annotated[str, BeforeValidator(lambda text: text.encode("utf-8", "backslashreplace").decode())]
     """The line on stderr, without `partita: `."""
     remedy: str | None
     """The remedy at the end of the message; null if there is none."""
@@ -114,21 +114,29 @@ class GenerationTimings(Record):
     overhead_p50_ms: float | None
 
 
-class BatchResult(BatchRunResult, Result):
-    """Output of `generate --input FILE --output FILE --json`: the run and its figures, without completions."""
+class RunResult(Result):
+    """Fields of every result of a run."""
 
-    schema_id: Literal["partita.batch_result/1"] = Field(default="partita.batch_result/1", alias="schema")
     chain: tuple[ChainEntry, ...]
     chain_source: str
     options: SamplingValues
-    """Default options of rows. The seed of a sampled row is derived from this one and its index."""
+    """For a prompt file, the defaults of rows. The seed of a sampled row is derived from this one and its index."""
     adapter: str | None = None
+    """The adapter that was used; null for none."""
     threads: int | None
+    """null: ONNX Runtime's default."""
     load_seconds: float
+    """Time to open the sessions."""
+    notes: tuple[str, ...] = ()
+
+
+class BatchResult(BatchRunResult, RunResult):
+    """Output of `generate --input FILE --output FILE --json`: the run and its figures, without completions."""
+
+    schema_id: Literal["partita.batch_result/1"] = Field(default="partita.batch_result/1", alias="schema")
     slots: int
     """Maximum rows that run at a time."""
     input: str
-    notes: tuple[str, ...] = ()
 
 
 class ClusterResult(BatchRunResult, Result):
@@ -139,27 +147,17 @@ class ClusterResult(BatchRunResult, Result):
     input: str
 
 
-class GenerateResult(Result):
+class GenerateResult(RunResult):
     """Output of `generate --json`: chain, options, one completion per prompt, and timings."""
 
     schema_id: Literal["partita.generate/1"] = Field(default="partita.generate/1", alias="schema")
-    chain: tuple[ChainEntry, ...]
-    chain_source: str
-    options: SamplingValues
-    adapter: str | None = None
-    """The adapter that was used; null for none."""
     prefill_chunk_tokens: int
     """Maximum prompt tokens per run."""
-    threads: int | None
-    """null: ONNX Runtime's default."""
-    load_seconds: float
-    """Time to open the sessions."""
     tokenizer_load_seconds: float
     rows: tuple[GeneratedRow, ...]
     timings: GenerationTimings
     speculation: Speculation | None = None
     """Figures of speculative decoding; null without it."""
-    notes: tuple[str, ...]
     error: ErrorFact | None
 
 
@@ -235,7 +233,7 @@ class ServeResult(Record):
 
 
 WIDTH = 120
-"""Width of stderr if it is unknown."""
+"""Width of the terminal if it is unknown."""
 MOST_ROWS = 40
 NAMES = 4
 """Maximum families of nodes that a group names."""
@@ -247,11 +245,11 @@ NO_NAME = "(no name)"
 def render_refusal(rows: Sequence[RefusedNode], width: int | None = None) -> str:
     """A table of the nodes, then the evidence per reason, as text without colour; empty without nodes.
 
-    `width`: columns; that of the terminal on stderr when it is left out.
+    `width`: columns; that of the terminal when it is left out.
     """
     if not rows:
         return ""
-    stream, columns = io.StringIO(), width or _stderr_columns()
+    stream, columns = io.StringIO(), width or shutil.get_terminal_size((WIDTH, 0)).columns
     page = Page(Console(file=stream, width=columns, color_system=None, force_terminal=False, legacy_windows=False))
     requested = " or ".join(dict.fromkeys(entry.provider for row in rows for entry in row.available_refusals))
     page.line(f"{plural(len(rows), 'node')} would not run on {requested}:", indent=0)
@@ -270,17 +268,6 @@ def render_refusal(rows: Sequence[RefusedNode], width: int | None = None) -> str
     page.table([Column(title, title == "nodes") for title in titles], cells, rest)
     _show_evidence(page, rows)
     return stream.getvalue()
-
-
-def _stderr_columns() -> int:
-    """The variable COLUMNS, else the width of the terminal, else WIDTH."""
-    columns = os.environ.get("COLUMNS", "")
-    if columns.isascii() and columns.isdigit() and int(columns):
-        return int(columns)
-    try:
-        return os.get_terminal_size(2).columns or WIDTH
-    except OSError:
-        return WIDTH
 
 
 def _reasons_text(row: RefusedNode) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from partita.check.requirements import Limits, check_limits
-from partita.commands.generate_options import package_of
+from partita.commands.arguments import package_of
 from partita.commands.results import ServedModel, ServeResult
 from partita.commands.terminal import TERMINAL, print_note, print_record, print_target_notes, write_stderr
 from partita.errors import UsageError
@@ -53,14 +53,7 @@ def run(options: ServeCommand) -> int:
     batch = BatchOptions(
         speculate=options.speculate, draft=options.draft, prefill_chunk=options.prefill_chunk, adapter=options.adapter
     )
-    serving = Serving(
-        target,
-        choice,
-        batch,
-        options.source == CHECKPOINT,
-        placement,
-        options.probe_seconds,
-    )
+    serving = Serving(target, choice, batch, options.source == CHECKPOINT, placement, options.probe_seconds)
     with ExitStack() as stack:
         listening = stack.enter_context(bind(options.host, options.port))
         print_target_notes(target)
@@ -88,20 +81,17 @@ def run(options: ServeCommand) -> int:
 def _names(models: Sequence[PathText], given: Sequence[str]) -> tuple[str, ...]:
     """The name of each model: the option, or the last part of its path or id. Raises UsageError for equal names."""
     _check_count("name", given, models)
-    names = tuple(given) or tuple(_name_of(str(model)) for model in models)
+    names = list(given)
+    for model in () if given else models:
+        found = None if os.path.lexists(model) else HUB_ID.fullmatch(str(model))  # a hub id without its revision
+        names.append(Path(found["name"]).name if found else Path(model).resolve().name)
     for name in names:
         if not name or not name.isprintable():
             raise UsageError(f"`name` is {name!r}; it must be non-empty, without control characters")
         if names.count(name) > 1:
             remedy = NAME_THEM.filled(first=f"{name}-1", second=f"{name}-2")
             raise UsageError(f"two models are named {name}; give them different names", remedy=remedy)
-    return names
-
-
-def _name_of(model: str) -> str:
-    """The last part of a path, or of a hub id without its revision."""
-    found = None if os.path.lexists(model) else HUB_ID.fullmatch(model)
-    return Path(found["name"]).name if found else Path(model).resolve().name
+    return tuple(names)
 
 
 def _check_count(option: str, given: Sequence[object], models: Sequence[object]) -> None:
@@ -127,44 +117,35 @@ def _checked(options: ServeCommand) -> tuple[str, ...]:
     return tuple(key.strip() for key in keys)  # a header has no spaces around it
 
 
-def _write(text: str) -> None:
-    """Write a line on stderr. Errors of a closed terminal or a full disk do not stop the server.
+def _print_line(text: str, prefix: str = "partita: ") -> None:
+    """Print a line for the operator. Errors of a closed terminal or a full disk do not stop the server.
 
     rich is not used, because it keeps unwritten text and retries all of it with every line.
     """
     with suppress(OSError, ValueError):  # the second of a stream that is closed
-        write_stderr(f"{text}\n")
-
-
-def _print_line(text: str) -> None:
-    """Print a line for the operator."""
-    _write(f"partita: {' '.join(text.split())}")
+        write_stderr(f"{prefix}{' '.join(text.split())}\n")
 
 
 def _print_ready(url: str, options: ServeCommand, models: dict[str, ServedPackage]) -> None:
     """Print the address of the server on stderr, with --json also on stdout."""
+    found = []
     for served in models.values():
-        report = served.report()
+        report, length = served.report(), served.max_length
         verdict = report.summary.verdict if report.summary is not None else "no report"
         adapters = f"; adapters {', '.join(served.adapters)}" if served.adapters else ""
-        rows = f"{plural(served.slots, 'row')} of {served.reading.max_length:,} tokens"
-        _write(f"{served.name}: {rows}{ONE_ROW if served.slots == 1 else ''}{adapters}; {verdict}")
-    _write(f"serving {', '.join(models)} on {url}/v1; {url}/metrics, {url}/report; stop with Ctrl-C or SIGTERM")
-    if options.as_json:
-        print_record(
-            ServeResult(
-                url=url,
-                pid=os.getpid(),
-                models=tuple(
-                    ServedModel(
-                        name=served.name,
-                        package=str(served.folder),
-                        slots=served.slots,
-                        max_length=served.reading.max_length,
-                        chat=served.reading.chats,
-                        adapters=served.adapters,
-                    )
-                    for served in models.values()
-                ),
+        rows = f"{plural(served.slots, 'row')} of {length:,} tokens{ONE_ROW if served.slots == 1 else ''}"
+        _print_line(f"{served.name}: {rows}{adapters}; {verdict}", "")
+        found.append(
+            ServedModel(
+                name=served.name,
+                package=str(served.folder),
+                slots=served.slots,
+                max_length=length,
+                chat=served.has_template,
+                adapters=served.adapters,
             )
         )
+    pages = f"{url}/metrics, {url}/report"
+    _print_line(f"serving {', '.join(models)} on {url}/v1; {pages}; stop with Ctrl-C or SIGTERM", "")
+    if options.as_json:
+        print_record(ServeResult(url=url, pid=os.getpid(), models=tuple(found)))

@@ -5,13 +5,11 @@ stdout carries results only. Notes and progress go to stderr: bars on a terminal
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import sys
 import time
 from contextlib import suppress
-from typing import IO, TYPE_CHECKING, Any, AnyStr, Self
+from typing import IO, TYPE_CHECKING, AnyStr, Self
 
 from rich.console import Console
 from rich.progress import (
@@ -33,9 +31,8 @@ from partita.options.groups import ProgressOptions
 from partita.process import drop_output
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
-
     from partita.library.chain import Target
+    from partita.observations.records import Record
 
 
 ESCAPED = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
@@ -100,20 +97,11 @@ def _write_stream(stream: IO[AnyStr] | None, descriptor: int, text: AnyStr) -> b
     return True
 
 
-def print_record(record: BaseModel) -> bool:
-    """Print a record as one JSON object on stdout, in UTF-8 on any terminal; False if it is a closed pipe."""
-    value = finite(record.model_dump(mode="json", by_alias=True, warnings=False))
-    text = json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False) + "\n"
-    return write_stdout_bytes(text.encode("utf-8", "backslashreplace"))
+def print_record(record: Record) -> bool:
+    """Print a record as one JSON object on stdout; False if it is a closed pipe."""
+    from partita.partition_reports.storage import to_json
 
-
-def finite(value: Any) -> Any:
-    """The value with null for NaN and infinity, which JSON lacks."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: finite(entry) for key, entry in value.items()}
-    return [finite(entry) for entry in value] if isinstance(value, (list, tuple)) else value
+    return write_stdout_bytes(to_json(record).encode())
 
 
 def show_progress(options: ProgressOptions) -> None:
@@ -134,35 +122,6 @@ def note_stage(title: str, seconds: float) -> None:
     long = seconds >= LONG_STAGE_SECONDS and not stderr.is_terminal
     if not shown_progress.quiet and (long or shown_progress.verbose):
         note(f"{title.partition(' (Ctrl-C')[0]}: {seconds:.1f} s")
-
-
-class Spinner:
-    """The current stage on stderr: a spinner on a terminal, and `note_stage` at its end."""
-
-    def __init__(self, title: str = "") -> None:
-        self._status = stderr.status(title) if draws_progress() else None
-        self._title, self._began = title, time.perf_counter()
-
-    def __enter__(self) -> Spinner:
-        if self._status is not None:
-            self._status.start()
-        return self
-
-    def __exit__(self, *details: object) -> None:
-        self._end_stage()
-        if self._status is not None:
-            self._status.stop()
-
-    def update(self, title: str) -> None:
-        """End the current stage and begin another."""
-        self._end_stage()
-        self._title, self._began = title, time.perf_counter()
-        if self._status is not None:
-            self._status.update(title)
-
-    def _end_stage(self) -> None:
-        if self._title:
-            note_stage(self._title, time.perf_counter() - self._began)
 
 
 class Bars:
@@ -201,6 +160,29 @@ class Bars:
         task = self.bars.tasks[self.bars.task_ids.index(stage.task)]
         total = task.total or max(task.completed, 1)
         self.bars.update(stage.task, total=total, completed=total)
+
+
+class Spinner(Bars):
+    """The current stage on stderr: a bar without a length on a terminal, and `note_stage` at its end."""
+
+    def __init__(self, title: str = "") -> None:
+        super().__init__()
+        self._task, self._title, self._began = (
+            self.bars.add_task(title, total=None, size=""),
+            title,
+            time.perf_counter(),
+        )
+
+    def __exit__(self, *details: object) -> None:
+        self.update("")
+        super().__exit__(*details)
+
+    def update(self, title: str) -> None:
+        """End the current stage and begin another."""
+        if self._title:
+            note_stage(self._title, time.perf_counter() - self._began)
+        self._title, self._began = title, time.perf_counter()
+        self.bars.update(self._task, description=title)
 
 
 class _Bar:

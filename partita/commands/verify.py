@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
 from rich.console import Console
 
 from partita.commands.results import EvaluateResult, VerifyResult
-from partita.commands.terminal import TERMINAL, Bars, finite, print_record, print_target_notes, stdout_console
+from partita.commands.terminal import TERMINAL, Bars, print_record, print_target_notes, stdout_console
 from partita.errors import ParityError
 from partita.export.progress import stage
 from partita.foreign.evidence import read_evidence
@@ -21,7 +22,7 @@ from partita.library.loading import in_child
 from partita.observations.text_format import NOT_KNOWN, nats, plural
 from partita.options.inspection import EvaluateCommand, VerifyCommand
 from partita.package.folder import Manifest, check_files
-from partita.package.records import Evaluation, Quality, StepError, Verification
+from partita.package.records import Evaluation, Verification
 from partita.partition_reports.render.terminal import ALARM, GOOD, Page
 from partita.partition_reports.sections.model import Column
 from partita.remedies import Remedy
@@ -57,7 +58,7 @@ def run(options: VerifyCommand) -> int:
             manifest = open_folder(package, replace(choice, max_length=min(longest, window + TOKENS_PAST_WINDOW)))
     result: Verification = _job("verify_with", package, manifest, target, reference)
     if options.as_json:
-        print_record(VerifyResult(package=str(package), **finite(result.model_dump(mode="json"))))
+        print_record(VerifyResult(package=str(package), **_without_nan(result)))
     else:
         show(package, result, stdout_console())
     if result.status != "verified" and result.tolerance is not None:  # else it was not judged
@@ -77,6 +78,12 @@ def _job(function: str, package: Path, manifest: Manifest, target: Target, *othe
     arguments = (work, package, manifest, target, *others)
     print_target_notes(target)
     return run_job(*arguments, chain=target.chain, in_worker=in_worker, audience=TERMINAL)
+
+
+def _without_nan(result: BaseModel) -> dict[str, Any]:
+    """The fields as JSON has them, with null for NaN and infinity."""
+    found: dict[str, Any] = json.loads(result.model_dump_json())
+    return found
 
 
 def show(package: Path, result: Verification, console: Console) -> None:
@@ -101,13 +108,17 @@ def show(package: Path, result: Verification, console: Console) -> None:
         Column("max rel err"),
         Column("greedy tokens", number=False),
     )
-    page.table(columns, [_step_row(step) for step in result.steps])
-
-
-def _step_row(step: StepError) -> tuple[str, ...]:
-    """Text of the error of one step."""
-    tokens = "equal" if step.tokens_equal else "DIFFERENT"
-    return (step.step, step.output, f"{step.max_abs_error:.3e}", f"{step.max_rel_error:.3e}", tokens)
+    rows = [
+        (
+            step.step,
+            step.output,
+            f"{step.max_abs_error:.3e}",
+            f"{step.max_rel_error:.3e}",
+            "equal" if step.tokens_equal else "DIFFERENT",
+        )
+        for step in result.steps
+    ]
+    page.table(columns, rows)
 
 
 def evaluate(options: EvaluateCommand) -> int:
@@ -118,7 +129,7 @@ def evaluate(options: EvaluateCommand) -> int:
         result: Evaluation = _job("evaluate", package, manifest, target)
     if options.as_json:
         precision, at_export = manifest.graph.precision, manifest.quality
-        figures = finite(result.model_dump())
+        figures = _without_nan(result)
         print_record(EvaluateResult(package=str(package), precision=precision, at_export=at_export, **figures))
     else:
         show_evaluation(package, manifest, result, stdout_console())
@@ -127,37 +138,27 @@ def evaluate(options: EvaluateCommand) -> int:
 
 def show_evaluation(package: Path, manifest: Manifest, result: Evaluation, console: Console) -> None:
     """The result as text: figures measured now, next to those of the export."""
-    page = Page(console)
+    page, stored = Page(console), manifest.quality
     page.put(f"{package}: {manifest.graph.precision} on {result.provider}")
-    stored = manifest.quality
-    if stored is not None:
-        page.pairs(
-            [("text", f"{stored.text}, {result.tokens:,} predicted tokens, windows of {stored.window_tokens} tokens")]
-        )
-    columns = (Column("figure", number=False), Column("here"), Column("at export"))
-    page.table(columns, list(_rows(result, stored)))
-    page.pairs([("divergence", _bound(result, stored))])
-
-
-def _bound(now: Evaluation, stored: Quality | None) -> str:
-    """Description of the measured divergence."""
-    if now.kl_tokens is None or now.kl_share is None:
-        return "not measured: the package lacks the source model's probabilities; export it again"
-    message = (
-        f"here: lower bound from the {plural(now.kl_tokens, 'likeliest token')} of the source model "
-        f"({now.kl_share:.1%} of its probability; all other tokens counted as one)"
-    )
-    at_export = None if stored is None else stored.likely
-    if at_export is None:
-        return message
-    return f"{message}; at export: {nats(at_export.kl_mean)}, 99th percentile {nats(at_export.kl_p99, 3)}"
-
-
-def _rows(now: Evaluation, stored: Quality | None) -> Iterator[tuple[str, str, str]]:
-    """Figures measured now and at export."""
+    rows = []
     for name, field, form in FIGURES:
-        yield name, format(getattr(now, field), form), "" if stored is None else format(getattr(stored, field), form)
+        then = "" if stored is None else format(getattr(stored, field), form)
+        rows.append((name, format(getattr(result, field), form), then))
     for name, field, digits in DIVERGENCES:
-        least = getattr(now, f"{field}_at_least")
+        least = getattr(result, f"{field}_at_least")
         here = "" if least is None else f">= {nats(least, digits)}"
-        yield name, here, "" if stored is None else nats(getattr(stored, field), digits)
+        rows.append((name, here, "" if stored is None else nats(getattr(stored, field), digits)))
+    if stored is not None:
+        tokens = f"{result.tokens:,} predicted tokens, windows of {stored.window_tokens} tokens"
+        page.pairs([("text", f"{stored.text}, {tokens}")])
+    page.table((Column("figure", number=False), Column("here"), Column("at export")), rows)
+    if result.kl_tokens is None or result.kl_share is None:
+        bound = "not measured: the package lacks the source model's probabilities; export it again"
+    else:
+        bound = (
+            f"here: lower bound from the {plural(result.kl_tokens, 'likeliest token')} of the source model "
+            f"({result.kl_share:.1%} of its probability; all other tokens counted as one)"
+        )
+        if stored is not None and (likely := stored.likely) is not None:
+            bound += f"; at export: {nats(likely.kl_mean)}, 99th percentile {nats(likely.kl_p99, 3)}"
+    page.pairs([("divergence", bound)])

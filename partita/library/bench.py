@@ -100,8 +100,6 @@ class Racer:
     """File of its partition report."""
     engine: RemoteEngine | None = None
     model: Model | None = None
-    active_providers: tuple[str, ...] = ()
-    """Active providers, by ONNX Runtime's names."""
     error: PartitaError | None = None
     lane: Lane = field(init=False)
     """Its figures."""
@@ -119,11 +117,8 @@ class Racer:
         """Record the error that ends its turns."""
         self.error, self.lane.error = error, " ".join(str(error).split())
 
-    def open(self, *, observe: bool = False) -> tuple[str, ...]:
-        """Load the package in a worker process, and return the active providers, by ONNX Runtime's names.
-
-        Raises the errors of `load`; ProviderError after a timeout.
-        """
+    def open(self, *, observe: bool = False) -> RemoteEngine:
+        """Load the package in a worker process. Raises the errors of `load`; ProviderError after a timeout."""
         subject = self.subject
         self.engine = RemoteEngine(
             subject.path.absolute(),
@@ -135,13 +130,11 @@ class Racer:
             load_timeout=self.options.timeout_seconds,
         )
         self.model = Model(self.engine)
-        return tuple(entry.provider for entry in self.engine.opened.chain if entry.status == "active")
+        return self.engine
 
     def load(self) -> None:
         """Open the package and record the state of its chain."""
-        self.active_providers = self.open()
-        assert self.engine is not None
-        opened, names = self.engine.opened, {provider.ort_name: provider.name for provider in self.target.chain}
+        opened, names = self.open().opened, {provider.ort_name: provider.name for provider in self.target.chain}
         self.lane.load_seconds = opened.load_seconds
         unused = [
             not_used(names.get(entry.provider, entry.provider), entry, with_remedy=False)
@@ -261,16 +254,10 @@ class Race:
             racer.fail(error)
 
     def observe(self, racer: Racer) -> None:
-        """Store and write the report of a profiled generation, if it ran on the measured providers."""
-        used = racer.open(observe=True)
-        assert racer.engine is not None
-        if used != racer.active_providers:
-            racer.lane.report_missing_reason = (
-                f"the profiled round ran on {','.join(used)}, not on {','.join(racer.active_providers)}"
-            )
-            return
+        """Store and write the report of a profiled generation."""
+        engine = racer.open(observe=True)
         racer.run_round(0)
-        report = racer.engine.report(ReportRequest())
+        report = engine.report(ReportRequest())
         report = report.model_copy(update={"request": report.request.model_copy(update={"verb": "bench"})})
         if racer.report is not None:
             storage.write(report, racer.report.resolve())
@@ -382,20 +369,24 @@ def read_subjects(options: BenchOptions) -> tuple[Subject, ...]:
     if len(sizes) > 1:
         counts = ", ".join(f"{size:,}" for size in sorted(sizes))
         raise UsageError(f"`against`: vocabularies of {counts} tokens; only packages of one model can be compared")
-    folders = [path.resolve().name for path in packages]
-    names = folders if len(set(folders)) == len(folders) else [str(path) for path in packages]
-    if len(set(names)) < len(names):
+    if len(set(packages)) < len(packages):
         raise UsageError("`against`: a package is listed twice; list each once")
-    prompts = _read_prompt(options, manifests)
+    folders, prompt = [path.resolve().name for path in packages], _read_prompt(options, manifests)
     return tuple(
-        Subject(path, name, manifest, (prompts,) * manifest.graph.batch_size, choice)
-        for path, name, manifest, choice in zip(packages, names, manifests, choices, strict=True)
+        Subject(
+            path,
+            folder if folders.count(folder) == 1 else str(path),
+            manifest,
+            (prompt,) * manifest.graph.batch_size,
+            choice,
+        )
+        for path, folder, manifest, choice in zip(packages, folders, manifests, choices, strict=True)
     )
 
 
 def _read_prompt(options: BenchOptions, manifests: Sequence[Manifest]) -> tuple[int, ...]:
     """The prompt as token ids, the same for every package. Raises UsageError and GenerationError."""
-    longest = min(manifest.graph.max_length for manifest in manifests)
+    packages, longest = packages_of(options), min(manifest.graph.max_length for manifest in manifests)
     if options.prompt is None:
         length = options.prompt_tokens or min(PROMPT_TOKENS, max(longest - options.max_new_tokens, 1))
         ids = tuple((7 + 31 * position) % manifests[0].graph.vocab_size for position in range(length))
@@ -403,7 +394,7 @@ def _read_prompt(options: BenchOptions, manifests: Sequence[Manifest]) -> tuple[
         rows = prompt_rows(options.prompt)
         if len(rows) != 1:
             raise UsageError(f"`prompt` has {len(rows)} prompts; pass one, which is used for every row of the batch")
-        ids, *others = (_encode(*each, rows[0]) for each in zip(packages_of(options), manifests, strict=True))
+        ids, *others = (_encode(*each, rows[0]) for each in zip(packages, manifests, strict=True))
         if any(other != ids for other in others):
             raise UsageError("`against`: the packages tokenize `prompt` differently; pass token ids")
         check_prompt(ids, manifests[0].graph, "the prompt")

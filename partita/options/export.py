@@ -39,7 +39,6 @@ class TargetOptions:
         "Provider option, e.g. cuda.device_id=1.",
         flags=("--provider-option",),
         metavar="PROVIDER.NAME=VALUE",
-        complete="provider_options",
         text="provider_options",
     )
     """Options of the target, by name; or by provider, then by name."""

@@ -8,7 +8,7 @@ import functools
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -81,8 +81,8 @@ class Option:
     """Default for a path: FILE."""
     range: Range | None = None
     choices: tuple[str, ...] = ()
-    complete: str = ""
-    """Function of `partita.commands.completion` that completes the value. Default: `choices`."""
+    complete: Literal["", "chains", "providers", "views"] = ""
+    """What completes the value in a shell. Default: `choices`."""
     text: str = ""
     """Parser of `partita.commands.build` for the text of the command line. Default: by type."""
     positional: bool = False
@@ -212,42 +212,40 @@ def check_value(cls: type[Any], name: str, value: Any) -> None:
 
 def _checked(each: DescribedField, value: Any) -> Any:
     """The converted value of one option. Raises UsageError."""
+    name = each.argument
     if each.is_path:
-        return _typed(each, value, (str, os.PathLike), "a path", None if each.option.is_model else Path)
+        _require(each, value, (str, os.PathLike), "a path")
+        return value if each.option.is_model or isinstance(value, Path) else Path(value)
+    if get_origin(each.type) is Mapping:
+        _require(each, value, Mapping, "a mapping")
+        return value if isinstance(value, dict) else dict(value)
     if each.several:
-        return _several(each, value)
+        if isinstance(value, (str, bytes)):
+            raise UsageError(f"`{name}` must be a list of strings, not the string {value!r}")
+        _require(each, value, Sequence, "a list")
+        path = get_args(each.type)[0] == PathText and not each.option.is_model
+        found = value if isinstance(value, tuple) else tuple(value)
+        return tuple(map(Path, found)) if path and not all(isinstance(entry, Path) for entry in found) else found
     if each.type is bool:
-        return _typed(each, value, bool, "True or False")
+        _require(each, value, bool, "True or False")
     if each.type is str:
-        found = _typed(each, value, str, "a string")
-        return _chosen(each, found)
+        _require(each, value, str, "a string")
+        return _chosen(each, value)
     if each.type not in (int, float):
         return value
     if isinstance(value, int) and value.bit_length() > MOST_BITS:
-        raise UsageError(f"`{each.argument}` is an integer of more than 300 digits, above the limit of every option")
+        raise UsageError(f"`{name}` is an integer of more than 300 digits, above the limit of every option")
     if isinstance(value, bool) or not isinstance(value, int if each.type is int else (int, float)):
-        kind = "an integer" if each.type is int else "a number"
-        raise UsageError(f"`{each.argument}` is {value!r}; it must be {kind}")
+        raise UsageError(f"`{name}` is {value!r}; it must be {'an integer' if each.type is int else 'a number'}")
     if each.option.range is not None and value not in each.option.range:
-        raise UsageError(f"`{each.argument}` is {value}; it must be {each.option.range}")
+        raise UsageError(f"`{name}` is {value}; it must be {each.option.range}")
     return value
 
 
-def _typed(each: DescribedField, value: Any, kind: Any, words: str, convert: Callable[[Any], Any] | None = None) -> Any:
-    """The value, converted if necessary. Raises UsageError for another type."""
+def _require(each: DescribedField, value: Any, kind: Any, words: str) -> None:
+    """Raise UsageError for a value of another type."""
     if not isinstance(value, kind):
         raise UsageError(f"`{each.argument}` is {value!r}; it must be {words}")
-    return value if convert is None or isinstance(value, convert) else convert(value)  # type: ignore[arg-type]
-
-
-def _several(each: DescribedField, value: Any) -> Any:
-    if get_origin(each.type) is Mapping:
-        return _typed(each, value, Mapping, "a mapping", dict)
-    if isinstance(value, (str, bytes)):
-        raise UsageError(f"`{each.argument}` must be a list of strings, not the string {value!r}")
-    found = _typed(each, value, Sequence, "a list", tuple)
-    path = get_args(each.type)[0] == PathText and not each.option.is_model
-    return tuple(map(Path, found)) if path and not all(isinstance(entry, Path) for entry in found) else found
 
 
 def _chosen(each: DescribedField, value: str) -> str:
@@ -305,10 +303,5 @@ def option_flags() -> Mapping[str, str]:
 
 
 def with_flags(text: str) -> str:
-    """A message with its options as flags: `--max-length 5` for `` `max_length=5` ``. Words of this process's command
-    line stay as they are.
-    """
-    if "`" not in text:
-        return text
-    typed = (part for word in sys.argv for part in (word, word.partition("=")[2]))
-    return rename_options(text, option_flags(), as_flag, typed)
+    """A message with its options as flags: `--max-length 5` for `` `max_length=5` ``."""
+    return rename_options(text, option_flags(), as_flag) if "`" in text else text

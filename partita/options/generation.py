@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from types import NoneType
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
@@ -17,6 +17,7 @@ from partita.options.fields import (
     Range,
     SamplingOption,
     describe_fields,
+    group,
     option,
     sampling_option,
 )
@@ -218,23 +219,21 @@ class ChatOptions(GenerationOptions, MessagesArgument):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelOptions:
-    """The model of a run."""
-
-    package: ModelArgument = field(kw_only=False)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunOptions(ProgressOptions, ForeignFolder, BatchOptions, Sampling, ProviderChain, SourceOptions, ModelOptions):
+class RunOptions(ProgressOptions, ForeignFolder, BatchOptions, Sampling, ProviderChain, SourceOptions):
     """Options of `partita run`, `generate` and `chat`."""
 
     HELP_GROUP = "Input"
-
+    package: ModelArgument
     system: str | None = option("System message; the prompt then goes through the chat template.", metavar="TEXT")
     stop: Sequence[str] = option(
         "Stop when this text appears; can be repeated.", default=(), metavar="TEXT", group="Sampling"
     )
     probe_seconds: ProbeSeconds = 120.0
+
+    @property
+    def sampling(self) -> Sampling:
+        """The sampling options."""
+        return group(self, Sampling)
 
 
 TokenIdsFlag = Annotated[bool, Option("Prompts and output are token ids, e.g. '1,45,7'; no tokenizer is needed.")]
@@ -318,6 +317,11 @@ class GenerateCommand(PlacementLimits, RunOptions):
     graph_capture: GraphCapture = False
     report: ReportFile = None
     as_json: Json = False
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether the chat template is applied."""
+        return self.chat or self.system is not None
 
 
 @dataclass(frozen=True, kw_only=True)

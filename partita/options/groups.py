@@ -50,7 +50,6 @@ ProviderOptions = Annotated[
         "Provider option, e.g. cuda.device_id=1.",
         ("--provider-option",),
         metavar="PROVIDER.NAME=VALUE",
-        complete="provider_options",
         text="provider_options",
         group="Provider",
     ),
@@ -92,7 +91,7 @@ Threads = Annotated[
 DryRun = Annotated[bool, Option("Place on CUDA without a GPU; needs --provider cuda or cuda,cpu.", group=DRY_RUN)]
 Device = Annotated[
     str | None,
-    Option("GPU to simulate in the dry run, e.g. h100.", metavar="GPU", complete="devices", group=DRY_RUN),
+    Option("GPU to simulate in the dry run, e.g. h100.", metavar="GPU", group=DRY_RUN),
 ]
 Json = Annotated[bool, Option("Print one JSON object to stdout instead of text.", ("--json",), group="Output")]
 Out = Annotated[PathText | None, Option("File to write to. Default: stdout.", short="-o", metavar="F", group="Output")]
@@ -122,7 +121,6 @@ class ProviderChain:
         default=(),
         flags=("--pin",),
         metavar="PROVIDER:MODULE",
-        complete="pins",
     )
     threads: Threads = None
 
@@ -183,7 +181,7 @@ class ViewOptions:
     HELP_GROUP = "Output"
     VIEWS = ""
     """Module with the views."""
-    view: str | None = option("View. Default: text.", complete="views")
+    view: str | None = option("View. Default: by the suffix of --out, else text.", complete="views")
     out: Out = None
     as_json: Json = False
 

@@ -126,7 +126,6 @@ class PlanOptions:
         "Device to plan for: here (the CPU of this machine), or a GPU, e.g. h100.",
         default="here",
         metavar="DEVICE",
-        complete="devices",
     )
     precision: Precision = "auto"
     context: int | None = option(

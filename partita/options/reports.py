@@ -18,7 +18,7 @@ class ShowCommand(ViewOptions):
     file: Annotated[
         PathText, Option("Report written by `--report FILE`, or a result of `bench --out`.", positional=True)
     ]
-    view: str | None = option("View. Default: brief.", complete="views", group="Output")
+    view: str | None = option("View. Default: by the suffix of --out, else brief.", complete="views", group="Output")
     full: bool = option("All tables; short for --view text.", default=False, group="Output")
 
 

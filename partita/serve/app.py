@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import re
 import secrets
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -43,8 +43,6 @@ from partita.serve.served_package import ServedPackage
 
 REPORT_TYPES = {".html": "text/html", ".json": "application/json", ".md": "text/markdown"}
 """Content type of a report view, by file suffix; text otherwise."""
-LISTED = 30
-"""Maximum number of model names in a message."""
 GONE_STATUS = 499
 """Status that proxies log if a client closed the connection before its response."""
 OWN_HOSTS = ("localhost", "127.0.0.1", "[::1]")
@@ -60,8 +58,6 @@ READ_SECONDS = 30.0
 DISCARDED = 8
 """A request body above the limit is read up to this multiple of it: many clients read no response before they sent
 all."""
-AUTHORITY = re.compile(r"https?://[^/]*", re.IGNORECASE)
-"""Start of a target in absolute form, which servers must accept (RFC 9112, section 3.2.2)."""
 
 
 class Endpoints:
@@ -81,15 +77,8 @@ class Endpoints:
         for exchange in list(self._exchanges):
             exchange.end()
 
-    async def chat(self, request: Request) -> Response:
-        """`POST /v1/chat/completions`."""
-        return await self._respond(request, CHAT)
-
-    async def complete(self, request: Request) -> Response:
-        """`POST /v1/completions`."""
-        return await self._respond(request, COMPLETION)
-
-    async def _respond(self, request: Request, kind: type[CompletionsBase]) -> Response:
+    async def respond(self, request: Request, kind: type[CompletionsBase]) -> Response:
+        """`POST /v1/chat/completions` and `/v1/completions`."""
         if self.draining:
             raise shutting_down()
         body = read_body(kind, await receive_body(request, self.limits))
@@ -114,9 +103,7 @@ class Endpoints:
     def _named(self, name: str) -> tuple[ServedPackage, str | None]:
         """The package and adapter of a model name. Raises ApiError."""
         if name not in self.names:
-            more = f" and {len(self.names) - LISTED:,} more" if len(self.names) > LISTED else ""
-            listed = ", ".join([*self.names][:LISTED]) + more
-            message = f"The model {value_text(name)} does not exist; this server has {listed}."
+            message = f"The model {value_text(name)} does not exist; this server has {', '.join(self.names)}."
             raise ApiError(404, message, param="model", code="model_not_found")
         package, adapter = self.names[name]
         return self.models[package], adapter
@@ -127,8 +114,7 @@ class Endpoints:
 
     async def one_model(self, request: Request) -> Response:
         """`GET /v1/models/NAME`."""
-        name = request.path_params["name"]
-        return json_response(self._model_entry(name)) if name else await self.list_models(request)
+        return json_response(self._model_entry(request.path_params["name"]))
 
     def _model_entry(self, name: str) -> dict[str, Any]:
         served, adapter = self._named(name)
@@ -138,7 +124,7 @@ class Endpoints:
             "created": served.created,
             "owned_by": "partita",
             "parent": None if adapter is None else served.name,
-            "max_model_len": served.reading.max_length,
+            "max_model_len": served.max_length,
         }
 
     async def health(self, request: Request) -> Response:
@@ -163,7 +149,7 @@ class Endpoints:
             raise ApiError(400, message, param="view")
         view = load_view(name)
         loop = asyncio.get_running_loop()
-        text = await loop.run_in_executor(served.reporter, served.rendered_report, name, view.to_text)
+        text = await loop.run_in_executor(served.reporter, lambda: view.to_text(served.report()))
         allowed = policy() if view.suffix == ".html" else "default-src 'none'"
         headers = {"Content-Security-Policy": f"{allowed}; frame-ancestors 'none'"}
         return Response(text, media_type=REPORT_TYPES.get(view.suffix, "text/plain"), headers=headers)
@@ -190,8 +176,8 @@ def make_app(endpoints: Endpoints) -> Starlette:
     """The application: routes and error responses."""
     app = Starlette(
         routes=[
-            Route("/v1/chat/completions", endpoints.chat, methods=["POST"]),
-            Route("/v1/completions", endpoints.complete, methods=["POST"]),
+            Route("/v1/chat/completions", partial(endpoints.respond, kind=CHAT), methods=["POST"]),
+            Route("/v1/completions", partial(endpoints.respond, kind=COMPLETION), methods=["POST"]),
             Route("/v1/models", endpoints.list_models),
             Route("/v1/models/{name:path}", endpoints.one_model),
             Route("/health", endpoints.health),
@@ -250,8 +236,6 @@ class Gate:
         """Answer a request."""
         if scope["type"] != "http":
             return
-        if not scope["path"].startswith("/"):
-            scope["path"] = AUTHORITY.sub("", scope["path"], count=1) or "/"
         path, client, status = scope["path"], scope.get("client"), 0
         added = [(b"x-request-id", f"req_{secrets.token_hex(12)}".encode()), (b"x-content-type-options", b"nosniff")]
 

@@ -24,7 +24,7 @@ from partita.serve.api_errors import ApiError, invalid, of_error, overloaded_err
 from partita.serve.metrics import Metrics
 from partita.serve.protocol import ChatRequest, CompletionsBase, Prompt
 from partita.serve.responses import CompletionsResponse, Delivery, ResponseChoice, event
-from partita.serve.served_package import Reading, ServedPackage
+from partita.serve.served_package import ServedPackage
 
 LAST_SECONDS = 1.0
 """Seconds after the time limit for sending the error."""
@@ -99,12 +99,10 @@ class Exchange:
         served, body = self.served, self._body
 
         def read() -> tuple[list[Work], CompletionsResponse]:
-            reading = served.reading
-            return works(body, reading, self._adapter), CompletionsResponse(
-                body, reading.text, reading.stop_ids, served.fingerprint
-            )
+            answer = CompletionsResponse(body, served.text, served.stop_ids, served.fingerprint)
+            return works(body, served, self._adapter), answer
 
-        reading = self._loop.run_in_executor(served.encoder, served.encode, read)
+        reading = self._loop.run_in_executor(served.encoder, read)
         reading.add_done_callback(lambda _: self._events.put_nowait(None))
         ended = await self._events.get()
         if isinstance(ended, Exception):
@@ -203,96 +201,80 @@ class EventStream(Response):
 # --- prompts, in the tokenizer's thread ------------------------------------------------------------------------------
 
 
-def works(body: CompletionsBase, reading: Reading, adapter: str | None = None) -> list[Work]:
+def works(body: CompletionsBase, served: ServedPackage, adapter: str | None = None) -> list[Work]:
     """One request for each choice of the response; choices of a prompt are consecutive.
 
     `adapter`: one of the package's; None: the server's. Raises ApiError for a prompt that is empty, too long for the
     cache, or rejected by chat template or tokenizer, and for token ids outside the vocabulary.
     """
-    limit, most_tokens = reading.max_length, body.max_tokens
+    limit, most_tokens = served.max_length, body.max_tokens
     if most_tokens is not None and most_tokens > limit:
         raise invalid(
             f"max_tokens is too large: {most_tokens:,}. This model supports at most {limit:,} tokens for "
             "prompt and completion together.",
             "max_tokens",
         )
-    _check_ids(body.stop_token_ids, reading, "stop_token_ids")
-    stop_ids = frozenset(body.stop_token_ids) | (frozenset() if body.ignore_eos else reading.stop_ids)
+    _check_ids(body.stop_token_ids, served, "stop_token_ids")
+    stop_ids = frozenset(body.stop_token_ids) | (frozenset() if body.ignore_eos else served.stop_ids)
     found: list[Work] = []
-    for prompt in _prompts(body, reading):
+    for prompt in _prompts(body, served):
         room = limit - len(prompt)
-        sampling = Sampling(**body.sampling(), max_new_tokens=min(most_tokens or room, room))
+        sampling = complete_sampling(
+            Sampling(**body.sampling(), max_new_tokens=min(most_tokens or room, room)), served.suggests
+        )
         work = Work(
             prompt=prompt,
-            sampling=complete_sampling(sampling, reading.suggests),
+            sampling=sampling,
             stop=tuple(body.stop),
             stop_ids=tuple(sorted(stop_ids)),
             logprobs=body.alternatives,
             adapter=adapter,
         )
-        found += [_with_seed(work, len(found) + number) for number in range(body.n)]
+        for number in range(len(found), len(found) + body.n):  # choices with the same seed would be equal
+            seed = None if sampling.seed is None else sampling.seed + number
+            found.append(replace(work, sampling=replace(sampling, seed=seed)))
     return found
 
 
-def _with_seed(work: Work, number: int) -> Work:
-    """The request with its own seed, because choices with the same seed would be equal."""
-    seed = work.sampling.seed
-    return work if seed is None or not number else replace(work, sampling=replace(work.sampling, seed=seed + number))
-
-
-def _prompts(body: CompletionsBase, reading: Reading) -> list[tuple[int, ...]]:
+def _prompts(body: CompletionsBase, served: ServedPackage) -> list[tuple[int, ...]]:
     """Token ids of each prompt; each leaves room for at least one new token. Raises ApiError."""
     if isinstance(body, ChatRequest):
-        found = {"messages": _chat(body, reading)}
-    else:
-        several = len(body.prompts) > 1
-        names = [f"prompt[{index}]" if several else "prompt" for index in range(len(body.prompts))]
-        found = {name: _encoded(prompt, reading, name) for name, prompt in zip(names, body.prompts, strict=True)}
-    for name, prompt in found.items():
-        if not prompt:
-            raise invalid(f"Invalid '{name}': it is empty; pass text to continue.", name, "empty_string")
-        if len(prompt) >= reading.max_length:
-            raise invalid(
-                f"This model's maximum context length is {reading.max_length:,} tokens of prompt and completion. "
-                f"However, '{name}' has {len(prompt):,} tokens. Please reduce its length.",
-                name,
-                "context_length_exceeded",
-            )
-    return list(found.values())
+        if not served.has_template:
+            message = "This model has no chat template, so it does not support messages; use /v1/completions."
+            raise invalid(message, "messages", "no_template")
+        return [_encoded(body, served, "messages")]
+    names = [f"prompt[{index}]" for index in range(len(body.prompts))] if len(body.prompts) > 1 else ["prompt"]
+    return [_encoded(prompt, served, name) for name, prompt in zip(names, body.prompts, strict=True)]
 
 
-def _chat(body: ChatRequest, reading: Reading) -> tuple[int, ...]:
-    if not reading.chats:
-        raise invalid(
-            "This model has no chat template, so it does not support messages; use /v1/completions.",
-            "messages",
-            "no_template",
-        )
+def _encoded(prompt: Prompt | ChatRequest, served: ServedPackage, name: str) -> tuple[int, ...]:
+    """Token ids of one prompt, which the body has under `name`."""
     try:
-        return tuple(reading.text.encode_messages([message.for_template() for message in body.messages]))
+        if isinstance(prompt, ChatRequest):
+            found = tuple(served.text.encode_messages([message.for_template() for message in prompt.messages]))
+        elif isinstance(prompt, str):
+            found = tuple(served.text.encode(prompt)) if prompt else ()
+        else:
+            _check_ids(prompt, served, name)
+            found = tuple(prompt)
     except (UsageError, GenerationError) as error:
-        raise _of_tokenizer(error, "messages") from error
-
-
-def _encoded(prompt: Prompt, reading: Reading, name: str) -> tuple[int, ...]:
-    if not isinstance(prompt, str):
-        _check_ids(prompt, reading, name)
-        return tuple(prompt)
-    try:
-        return tuple(reading.text.encode(prompt)) if prompt else ()
-    except (UsageError, GenerationError) as error:
-        raise _of_tokenizer(error, name) from error
-
-
-def _of_tokenizer(error: UsageError | GenerationError, name: str) -> ApiError:
-    found = of_error(error, name)
-    return replace(found, code="context_length_exceeded") if isinstance(error, TooLongError) else found
-
-
-def _check_ids(ids: Sequence[int], reading: Reading, name: str) -> None:
-    wrong = next((token for token in ids if not 0 <= token < reading.vocab_size), None)
-    if wrong is not None:
+        refused = of_error(error, name)
+        refused.code = "context_length_exceeded" if isinstance(error, TooLongError) else refused.code
+        raise refused from error
+    if not found:
+        raise invalid(f"Invalid '{name}': it is empty; pass text to continue.", name, "empty_string")
+    if len(found) >= served.max_length:
         raise invalid(
-            f"Invalid '{name}': {str(wrong)[:30]} is not a token id; valid ids are 0 to {reading.vocab_size - 1:,}.",
+            f"This model's maximum context length is {served.max_length:,} tokens of prompt and completion. "
+            f"However, '{name}' has {len(found):,} tokens. Please reduce its length.",
             name,
+            "context_length_exceeded",
         )
+    return found
+
+
+def _check_ids(ids: Sequence[int], served: ServedPackage, name: str) -> None:
+    wrong = next((token for token in ids if not 0 <= token < served.vocab_size), None)
+    if wrong is not None:
+        valid = f"valid ids are 0 to {served.vocab_size - 1:,}"
+        raise invalid(f"Invalid '{name}': {str(wrong)[:30]} is not a token id; {valid}.", name)

@@ -112,10 +112,7 @@ class Metrics:
 
     def encoded(self, accept: str) -> tuple[bytes, str]:
         """All metrics in a format that the scraper accepts, and its content type."""
-        try:
-            encoder, content_type = choose_encoder(accept)
-        except (TypeError, ValueError, LookupError):  # a malformed version
-            encoder, content_type = choose_encoder("")
+        encoder, content_type = choose_encoder(accept)
         return encoder(self.registry), content_type
 
 

@@ -265,51 +265,34 @@ class CompletionRequest(CompletionsBase):
         return self
 
 
+def _same(kind: Any, *names: str) -> dict[str, Any]:
+    """Fields of one type."""
+    return dict.fromkeys(names, kind)
+
+
 IGNORED = Annotated[Any, None]
 SHARED = {
-    "frequency_penalty": only(0),
-    "presence_penalty": only(0),
+    **_same(IGNORED, "user", "priority", "request_id", "cache_salt", "cache_prompt"),
+    **_same(only(0), "frequency_penalty", "presence_penalty", "min_tokens"),
     "logit_bias": Annotated[dict[str, Any], AfterValidator(_no_bias)],
-    **dict.fromkeys(("user", "priority", "request_id", "cache_salt", "cache_prompt"), IGNORED),
-    # Fields of vLLM.
-    "min_tokens": only(0),
-    "skip_special_tokens": only(True),
-    "use_beam_search": only(False),
     "length_penalty": only(1),
-    "early_stopping": only(False),
     "bad_words": only([]),
-    "include_stop_str_in_output": only(False),
-    "spaces_between_special_tokens": only(True),
-    "return_token_ids": only(False),
-    "return_tokens_as_token_ids": only(False),
+    **_same(only(True), "skip_special_tokens", "spaces_between_special_tokens"),
+    **_same(only(False), "use_beam_search", "early_stopping", "include_stop_str_in_output"),
+    **_same(only(False), "return_token_ids", "return_tokens_as_token_ids"),
 }
-"""Fields of both endpoints that are accepted with neutral values."""
+"""Fields of both endpoints, of OpenAI and vLLM, that are accepted with neutral values."""
 OF_CHAT = {
-    "tools": only([]),
-    "tool_choice": only("none", "auto"),
-    "functions": only([]),
-    "function_call": only("none", "auto"),
+    **_same(IGNORED, "metadata", "store", "service_tier", "safety_identifier"),
+    **_same(IGNORED, "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
+    **_same(only([]), "tools", "functions", "documents"),
+    **_same(only("none", "auto"), "tool_choice", "function_call"),
+    **_same(only(False), "continue_final_message", "add_special_tokens", "echo"),
     "modalities": only(["text"]),
     "reasoning_effort": only("none"),
     "verbosity": only("medium"),
     "add_generation_prompt": only(True),
-    "continue_final_message": only(False),
-    "add_special_tokens": only(False),
     "chat_template_kwargs": only({}),
-    "documents": only([]),
-    "echo": only(False),
-    **dict.fromkeys(
-        (
-            "metadata",
-            "store",
-            "service_tier",
-            "safety_identifier",
-            "prompt_cache_key",
-            "prompt_cache_options",
-            "prompt_cache_retention",
-        ),
-        IGNORED,
-    ),
 }
 OF_COMPLETION = {"add_special_tokens": only(True), "suffix": only("")}
 Kind = TypeVar("Kind", bound=CompletionsBase)

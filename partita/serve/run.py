@@ -10,7 +10,6 @@ import asyncio
 import errno
 import logging
 import math
-import os
 import signal
 import socket
 import threading
@@ -60,17 +59,11 @@ def bind(host: str, port: int) -> socket.socket:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise UsageError(f"`host={host}`: {reason}", remedy=OTHER_HOST) from error
     # IPv4 for a name with both, e.g. localhost, because not all clients try both.
-    family, kind, protocol, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
-    listening = socket.socket(family, kind, protocol)
+    family, _, _, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
+    dual = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
     try:
-        if os.name == "posix":  # elsewhere it would allow two servers on one port
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):
-            listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STALLED_SECONDS * 1000)
-        listening.bind(address)
-        listening.listen(BACKLOG)  # only now is the port taken: two sockets can be bound while neither listens
+        listening = socket.create_server(address, family=family, backlog=BACKLOG, dualstack_ipv6=dual)
     except OSError as error:
-        listening.close()
         where = f"{host}:{port}"
         if error.errno == errno.EADDRINUSE:
             raise ResourceError(f"{where}: the port is in use", remedy=ANOTHER_PORT.filled(port=port + 1)) from error
@@ -78,6 +71,8 @@ def bind(host: str, port: int) -> socket.socket:
             remedy = ANOTHER_PORT.filled(port=8000)
             raise ResourceError(f"{where}: this user is not allowed to open the port", remedy=remedy) from error
         raise UsageError(f"`host={host}`: {error.strerror or error}", remedy=OTHER_HOST) from error
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STALLED_SECONDS * 1000)
     return listening
 
 
@@ -229,8 +224,7 @@ class Server:
             await serving
 
     def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        with suppress(Exception):
-            self._log(f"{context['message']}: {context.get('exception')}")
+        self._log(f"{context['message']}: {context.get('exception')}")
 
     @contextmanager
     def _signals(self) -> Iterator[None]:

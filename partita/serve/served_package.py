@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -12,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from partita.check.requirements import Limits
 from partita.foreign.folder import NO_CHOICE, Choice
@@ -43,28 +41,12 @@ WARM_TOKENS = 6
 """New tokens of the first request; enough for the profiled runs of the report."""
 REPORT_SECONDS = 5.0
 """Minimum seconds between two new reports."""
-READ_SECONDS = 120.0
-"""Maximum seconds for tokenizing the prompts of one request; a slower server counts as down."""
 END_SECONDS = 5.0
 """Seconds for the last step; Python cannot stop native code."""
 
 
 DEFAULTS = Suggestion(temperature=1.0)
 """OpenAI's defaults: sample from the unmodified distribution."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """Properties of a package for parsing request bodies."""
-
-    text: Text
-    max_length: int
-    vocab_size: int
-    stop_ids: frozenset[int]
-    chats: bool
-    """Whether the package has a chat template."""
-    suggests: Suggestion = DEFAULTS
-    """Sampling options that a request does not set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +71,7 @@ class ServedPackage:
         self,
         name: str,
         engine: Engine,
-        reading: Reading,
+        text: Text,
         serving: Serving,
         metrics: Metrics,
         log: Callable[[str], object],
@@ -99,26 +81,26 @@ class ServedPackage:
 
         Raises UsageError for a chunk out of range, GenerationError for a prefix of another package.
         """
-        self.name, self.folder, self.reading = name, engine.folder, reading
+        self.name, self.folder, self.text = name, engine.folder, text
+        self.max_length, self.vocab_size = engine.manifest.graph.max_length, engine.manifest.graph.vocab_size
+        self.stop_ids, self.has_template = stop_token_ids(engine.folder), has_template(engine.folder)
+        self.suggests = suggestion(engine.folder) if serving.from_checkpoint else DEFAULTS
+        """Sampling options that a request does not set."""
         self.adapters = adapters_of(engine.manifest)
         self.fingerprint = _fingerprint(engine.manifest, serving.target)
         self.created = int(time.time())
         self._engine, self._serving, self._metrics, self._log = engine, serving, metrics, log
         self._tokens = TokenMetrics(metrics, name)
-        engine.use_text(reading.text)
+        engine.use_text(text)
         engine.open(replace(serving.batch, prefix=None if prefix is None else prefix.absolute()))
         self.encoder = ThreadPoolExecutor(1, f"encode-{name}")
         """Thread for tokenizing prompts, because transformers' tokenizers are not thread-safe."""
-        self._reading_at = math.inf
-        """Start time of the current tokenization."""
         self.unread = 0
         """Choices whose prompts are not tokenized yet. Changed only by the event loop."""
         self.reporter = ThreadPoolExecutor(1, f"report-{name}")
         """Builds and renders reports, one at a time."""
         self._report: Report | None = None
         self._report_at = 0.0
-        self._rendered: tuple[Report | None, dict[str, str]] = None, {}
-        """A report, and its text by view."""
         self._thread = threading.Thread(target=self._work, name=f"serve-{name}", daemon=True)
         self._stopping = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -137,16 +119,8 @@ class ServedPackage:
 
     @property
     def is_running(self) -> bool:
-        """False after the package's process was lost and could not be restarted, and while the tokenizer hangs."""
-        return self._engine.is_running and time.monotonic() - self._reading_at < READ_SECONDS
-
-    def encode(self, prompts: Callable[[], Any]) -> Any:
-        """The result of `prompts`, with its duration monitored. Only for the thread of `encoder`."""
-        self._reading_at = time.monotonic()
-        try:
-            return prompts()
-        finally:
-            self._reading_at = math.inf
+        """False after the package's process was lost and could not be restarted."""
+        return self._engine.is_running
 
     def start(self) -> None:
         """Generate a few tokens, and one with each adapter to detect damaged files; build the report and start the
@@ -179,7 +153,7 @@ class ServedPackage:
     @property
     def _first(self) -> Work:
         """The first request."""
-        most = min(WARM_TOKENS, self.reading.max_length - 1)
+        most = min(WARM_TOKENS, self.max_length - 1)
         return Work((0,), Sampling(temperature=0.0, max_new_tokens=most))
 
     def _check_again(self) -> None:
@@ -212,16 +186,6 @@ class ServedPackage:
             request = ReportRequest("length", complete=False, limits=self._serving.placement)
             self._report, self._report_at = self._engine.report(request), time.monotonic()
         return self._report
-
-    def rendered_report(self, view: str, to_text: Callable[[Report], str]) -> str:
-        """A view of the report, rendered once. Only for the thread of `reporter`."""
-        report = self.report()
-        if self._rendered[0] is not report:
-            self._rendered = report, {}
-        texts = self._rendered[1]
-        if view not in texts:
-            texts[view] = to_text(report)
-        return texts[view]
 
     def stop(self) -> None:
         """End open requests and free the package.
@@ -261,8 +225,7 @@ class ServedPackage:
                 if not did:
                     self._engine.wait(IDLE_SECONDS)
             except BaseException as error:  # noqa: BLE001 - the thread continues with the next request
-                with suppress(Exception):  # also if the line cannot be written
-                    self._log(f"internal error: {type(error).__name__}: {error}; this is a bug in Partita")
+                self._log(f"internal error: {type(error).__name__}: {error}; this is a bug in Partita")
 
     def _send(self) -> None:
         """Pass the pieces of a step to the event loop, in one wake-up."""
@@ -278,8 +241,7 @@ class ServedPackage:
         self._tokens.step(now, deliveries)
         ended = [each.choice.ticket for each in deliveries if each.piece.finish_reason == "error"]
         for error in {id(ticket.error): ticket.error for ticket in ended}.values():
-            with suppress(Exception):  # the line cannot be written
-                self._log(f"{self.name}: {error}")
+            self._log(f"{self.name}: {error}")
 
 
 def open_served(
@@ -298,18 +260,19 @@ def open_served(
     PackageError, also without a tokenizer; ProviderError when the chain is not honoured or limits are exceeded;
     GenerationError for a prefix of another package; ResourceError, UsageError.
     """
-    known = (
-        0 if prefix is None else len(read_content(prefix).tokens)
-    )  # an invalid file is reported before the package is loaded
+    known = 0 if prefix is None else len(read_content(prefix).tokens)  # an invalid file fails before the package loads
     check_adapter(folder, manifest, serving.batch.adapter)
     check_speculation(folder, manifest, serving.batch)
-    reading = _reading(folder, manifest, serving)
+    text = load_text(folder, manifest.tokenizer, manifest.graph.max_length, takes_ids=False)
+    text.encode("hello")  # initialises the tokenizer before two threads use it
     with audience.busy(f"opening {name}"):
         engine = open_engine(folder, manifest, serving.target, serving.choice, process=serving.process)
     try:
-        for line in _notes(engine, serving.target):
+        for line in opened_notes(serving.target, engine.opened, manifest):
             audience.note(line)
-        served = ServedPackage(name, engine, reading, serving, metrics, log, prefix)
+        if lacks := not_exported(manifest.source.unused):
+            audience.note(f"not in the package: {lacks}")
+        served = ServedPackage(name, engine, text, serving, metrics, log, prefix)
         if known:
             audience.note(f"prompts that begin with the {plural(known, 'token')} of {prefix} reuse its states")
         with audience.busy(f"first run of {name}"):
@@ -318,33 +281,6 @@ def open_served(
         engine.close()
         raise
     return served
-
-
-def _reading(folder: Path, manifest: Manifest, serving: Serving) -> Reading:
-    text = load_text(folder, manifest.tokenizer, manifest.graph.max_length, takes_ids=False)
-    text.encode("hello")  # initialises the tokenizer before two threads use it
-    return Reading(
-        text=text,
-        max_length=manifest.graph.max_length,
-        vocab_size=manifest.graph.vocab_size,
-        stop_ids=stop_token_ids(folder),
-        chats=has_template(folder),
-        suggests=suggestion(folder) if serving.from_checkpoint else DEFAULTS,
-    )
-
-
-def _notes(engine: Engine, target: Target) -> list[str]:
-    """Notes on an opened package, for the operator."""
-    manifest, graph = engine.manifest, engine.manifest.graph
-    notes = [*opened_notes(target, engine.opened, manifest)]
-    if lacks := not_exported(manifest.source.unused):
-        notes.append(f"not in the package: {lacks}")
-    if manifest.switchable and graph.batch_size > 1 and not graph.adapters_by_row:
-        notes.append(
-            f"the {graph.batch_size} rows share one adapter: requests with another adapter wait until the "
-            "rows are free; completions are unaffected"
-        )
-    return notes
 
 
 def adapters_of(manifest: Manifest) -> tuple[str, ...]:

@@ -195,25 +195,6 @@ def test_ctrl_c_prints_partial_result_and_ends_child_processes(package, capsys, 
     assert sum(len(entry["round_results"]) for entry in found["contenders"]) == 2 * when + 1
 
 
-def test_ctrl_c_in_profiled_round_keeps_measurements(package, tmp_path, capsys, monkeypatch):
-    observe = benchmark.Race.observe
-
-    def interrupted(self: benchmark.Race, racer: benchmark.Racer) -> None:
-        if racer.name == "cpu":
-            raise KeyboardInterrupt
-        observe(self, racer)
-
-    monkeypatch.setattr(benchmark.Race, "observe", interrupted)
-    file = tmp_path / "bench.json"
-    assert run(["bench", str(package), "--providers", NO_DEVICE, "cpu", *QUICK, "--json", "--out", str(file)]) == 130
-    found = json.loads(capsys.readouterr().out)
-    assert json.loads(file.read_text()) == found and found["interrupted"]
-    first, cpu = found["contenders"]
-    assert (first["rounds"], cpu["rounds"]) == (1, 1)
-    assert first["summary"] is not None and first["summary_missing_reason"] == ""
-    assert cpu["summary"] is None and cpu["summary_missing_reason"] == "interrupted before its profiled round"
-
-
 def test_failed_profiled_round_is_an_error_only_with_report(package, tmp_path, capsys, monkeypatch):
     def fails(self: benchmark.Race, racer: benchmark.Racer) -> None:
         raise GenerationError("no room")

@@ -16,6 +16,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from pydantic import BaseModel
 
 from partita.cli import run
 from partita.library.exporting import run_export
@@ -293,9 +294,13 @@ def test_ctrl_c_exits_130_and_writes_report(tiny_checkpoint, exported, tmp_path)
 
 
 def test_json_replaces_nan_and_infinity_with_null() -> None:
-    from partita.commands.terminal import finite
+    from partita.commands.verify import _without_nan
 
-    assert finite({"a": [float("nan"), 1.5], "b": float("inf")}) == {"a": [None, 1.5], "b": None}
+    class Figures(BaseModel):
+        a: list[float]
+        b: float
+
+    assert _without_nan(Figures(a=[float("nan"), 1.5], b=float("inf"))) == {"a": [None, 1.5], "b": None}
 
 
 def test_debug_shows_the_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

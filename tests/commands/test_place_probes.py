@@ -147,33 +147,6 @@ def test_report_without_probes_has_no_probe_evidence(place, planted):
     assert "experiment" not in done.err
 
 
-# --- budgets -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("nothing_known")
-def test_exhausted_budget_lists_unprobed_nodes(place, planted):
-    report = content(place(planted, "--json", "--probe-seconds", 0.1))
-    assert sorted(report["probing"]["missing_probes"]) == sorted(PROBED) and report["probing"]["experiments"] == 0
-    for entry in report["fallbacks"]:
-        assert entry["missing_probes"] == "probing budget exhausted (--probe-seconds)"
-        open_ones = ("no_kernel_op", "unexplained", "attribute_unsupported")
-        assert entry["reason"] in open_ones and entry["evidence_kind"] != "probed"
-
-
-@pytest.mark.heavy
-def test_budget_expiring_midway_keeps_earlier_probe_results(place, planted, tmp_path):
-    """The probe of Celu hangs; its node stays unprobed and the cached results remain."""
-    hanging = changed_children(tmp_path, "time.sleep(600)")
-    content(place(planted, "--json"))  # what is known now needs no time
-    unlike = write(tmp_path / "unlike.onnx", PLANTED.replace("Celu(b)", "Celu<alpha=3.0>(b)"))
-    report = content(place(unlike, "--json", "--probe-seconds", 6, **hanging))
-    assert report["probing"]["missing_probes"] == ["operator"]
-    assert reasons(report) == CODES, "what CUDA logged of Celu still stands"
-    kinds = {entry["node"]: entry["evidence_kind"] for entry in report["fallbacks"]}
-    assert kinds == {"version": "probed", "type": "probed", "operator": "logged", "attribute": "probed"}
-    assert report["probing"]["seconds"] < 60
-
-
 # --- crashes -------------------------------------------------------------------------------------------------------
 
 

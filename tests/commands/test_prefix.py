@@ -12,20 +12,17 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-import partita
 from partita.cli import run
 from partita.commands.chat import SCHEMA as SCHEMA_OF_CHAT
-from partita.errors import ResourceError
 from partita.library.conversation import Conversation
 from partita.library.engine.local import LocalEngine
 from partita.library.engine.requests import Ticket
 from partita.library.engine.scheduler import Scheduler
-from partita.runtime.generate.choice.drafting import DraftModel
 from partita.runtime.generate.prefix_file import SCHEMA, read_content
 from partita.runtime.generate.prefixes import LEAST_TOKENS
 from tests.commands.test_chat import piped
 from tests.conftest import Exported, TinyCheckpoint
-from tests.drafts import always_draft, knowing
+from tests.drafts import always_draft
 from tests.foreign.conftest import SAMPLES
 from tests.runtime.handmade_packages import ALL, VOCAB, handmade, known_tokens
 
@@ -110,21 +107,6 @@ def test_every_batch_row_starts_with_prefix(pair, tmp_path, capsys):
     assert generate(pair, BEGIN, "--save-prefix", file) == 0
     wanted = tokens(capsys, pair, BEGIN + REST, BEGIN + " list")
     assert tokens(capsys, pair, REST, " list", "--prefix", file) == wanted
-
-
-@pytest.mark.parametrize("child", [False, True])
-def test_foreign_model_folder_accepts_its_own_prefix(tmp_path, capsys, child):
-    """The folder has no manifest with hashes."""
-    file = tmp_path / "prefix"
-    if not child:
-        assert generate(OPTIMUM, "5,6,7,8,9", "--token-ids", "--save-prefix", file) == 0
-        wanted = tokens(capsys, OPTIMUM, "5,6,7,8,9,10", "--token-ids")
-        assert tokens(capsys, OPTIMUM, "10", "--token-ids", "--prefix", file) == wanted
-        return
-    with partita.load(OPTIMUM, "cpu", threads=1, observe=False, process="child") as model:
-        assert model.save_prefix(file, [5, 6, 7, 8, 9]).size_bytes == file.stat().st_size
-        generation = model.generate([10], max_new_tokens=8, prefix=file).run()
-    assert generation.steps[0].row_tokens == 1 and generation.tokens[0]
 
 
 def test_prefix_of_other_package_is_rejected(pair, kept, capsys):
@@ -322,31 +304,6 @@ def test_speculative_tokens_match_and_acceptance_is_printed(generated, summing, 
     assert json.loads(generated("--json")[0])["speculation"] is None
 
 
-@pytest.mark.parametrize("batch", [1, 3])
-def test_speculation_does_not_change_input_file_completions(batch, tmp_path, capsys, monkeypatch):
-    """Covers batches, in which the longest row continues alone at the end."""
-    always_draft(monkeypatch)
-    prompts = [PROMPT[count:] for count in range(3)]
-    knowing(monkeypatch, *([*prompt, *known_tokens(prompt, N, ("key",))] for prompt in prompts))
-    summing = handmade(tmp_path / "rows", batch=batch, states=("key",), appends=batch == 1, fewer=batch > 1)
-    rows, report = tmp_path / "prompts.jsonl", tmp_path / "report.json"
-    counts = [N, N - 15, N - 20]
-    lines = [{"tokens": prompt, "max_new_tokens": count} for prompt, count in zip(prompts, counts, strict=True)]
-    rows.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    found = []
-    for name, how in (("plain", ()), ("fast", ("--speculate", "ngram", "--report", report))):
-        out = tmp_path / f"{name}.jsonl"
-        given = ["generate", summing, "--input", rows, "--output", out, "--token-ids", *how]
-        code = run([str(part) for part in (*given, "--provider", "cpu")])
-        assert code == 0, capsys.readouterr().err
-        lines = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
-        found.append([line.get("tokens", line) for line in lines])
-    wanted = [known_tokens(prompt, count, ("key",)) for prompt, count in zip(prompts, counts, strict=True)]
-    assert found == [wanted, wanted]
-    told = json.loads(report.read_text(encoding="utf-8"))["speculation"]
-    assert 0 < told["accepted"] < told["drafted"]
-
-
 def test_invalid_speculation_options_are_rejected(generated: Generated, summing: Path, tmp_path: Path) -> None:
     recurrent = handmade(tmp_path / "recurrent", states=ALL)
     for options, says in (
@@ -360,13 +317,3 @@ def test_invalid_speculation_options_are_rejected(generated: Generated, summing:
     assert "nowhere" in err
     _, err = generated("--draft", recurrent, code=2)
     assert "this package cannot be a draft package: its states cannot be rewound" in " ".join(err.split())
-
-
-def test_failed_draft_model_ends_the_run_with_its_error(generated, summing, monkeypatch):
-    def fails(self: DraftModel, history: Any, most: int) -> Any:
-        raise ResourceError("no memory for the draft")
-
-    always_draft(monkeypatch)
-    monkeypatch.setattr(DraftModel, "__call__", fails)
-    _, err = generated("--draft", summing, code=1)
-    assert "partita: no memory for the draft" in err

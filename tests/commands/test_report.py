@@ -124,6 +124,16 @@ def test_diff_of_unrelated_models_requires_force(folder, capsys):
     assert (code, err) == (0, "") and out.startswith("not comparable: ")
 
 
+@pytest.mark.parametrize(("suffix", "begins"), [("html", "<!DOCTYPE html>"), ("json", "{"), ("md", "#"), ("txt", "")])
+def test_suffix_of_out_chooses_the_view(folder, capsys, suffix, begins):
+    for words in (["show", "mixed.json"], ["diff", "mixed.json", "moved.json"]):
+        assert call(capsys, *words, "--out", f"page.{suffix}")[0] == 0
+        written = (folder / f"page.{suffix}").read_text(encoding="utf-8")
+        assert written.startswith(begins) and (suffix != "txt" or not written.startswith(("<", "{", "#")))
+    assert call(capsys, "show", "mixed.json", "--out", "page.html", "--view", "text")[0] == 0
+    assert not (folder / "page.html").read_text(encoding="utf-8").startswith("<")
+
+
 def test_passing_check_prints_line_with_checked_values(folder, capsys):
     code, out, err = call(
         capsys, "check", "mixed.json", "--max-cpu-nodes", "4", "--require", "provider=webgpu,share>=60%"
@@ -302,6 +312,11 @@ def test_failed_check_prints_result_json_without_error_json(package, tmp_path, c
     assert run(arguments) == 5
     out, err = capsys.readouterr()
     assert json.loads(out)["schema"] == "partita.check/1" and err.startswith("partita: ")
+
+
+def test_error_that_quotes_invalid_utf_8_is_json(capsys):
+    assert run(["generate", "x", "--\udcff", "--json"]) == 2
+    assert "\\udcff" in json.loads(capsys.readouterr().out)["error"]["message"]
 
 
 def test_option_after_double_dash_is_not_parsed(package, capsys):

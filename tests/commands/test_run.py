@@ -17,7 +17,6 @@ import pytest
 
 from partita.cli import run
 from partita.errors import UsageError
-from partita.export.hub import HUB_ID
 from partita.library import model_cache
 from partita.library.api import Audience
 from partita.options.export import ExportOptions
@@ -127,11 +126,6 @@ def test_package_runs_without_export(exported: Path, capsys: pytest.CaptureFixtu
     assert chatted == texts(capsys, "generate", exported, *same, "--chat")
 
 
-@pytest.mark.usefixtures("cache", "no_export")
-def test_foreign_model_folder_runs_without_export(capsys: pytest.CaptureFixture[str]) -> None:
-    assert texts(capsys, "run", FOREIGN, *IDS) == FOREIGN_TEXT
-
-
 def test_gguf_file_is_exported_once(cache, tiny_checkpoint, tmp_path, capsys, monkeypatch):
     require("gguf")
     file = save_gguf(tmp_path / "tiny.gguf", tiny_checkpoint("llama"), "Q8_0")
@@ -219,7 +213,7 @@ def test_missing_tokenizer_error_suggests_token_ids(exported, tmp_path, capsys):
         (("./absent", "hi"), 1, "partita: ./absent: no such file or folder"),
         (("absent/", "hi"), 1, "partita: absent/: no such file or folder"),
         (("",), 2, "MODEL"),
-        ((DEMO_CHECKPOINT, "--report", "r.json"), 2, "--report is only for a prompt"),
+        ((DEMO_CHECKPOINT, "--report", "r.json"), 2, "are only for a prompt"),
         ((DEMO_CHECKPOINT, "hi", "--provider", "gpu9"), 2, "gpu9"),
         ((DEMO_CHECKPOINT, "hi", "--precision", "fp3"), 2, "fp3"),
         ((DEMO_CHECKPOINT / "config.json", "hi"), 1, "a file of a checkpoint, not a package"),
@@ -242,22 +236,6 @@ def test_run_requires_cache_folder(monkeypatch, capsys):
     assert "set PARTITA_CACHE_DIR to a folder" in capsys.readouterr().err
     assert run(["cache", "list"]) == 0
     assert run(["cache", "remove", "some"]) == 2
-
-
-@pytest.mark.parametrize(
-    ("given", "name", "revision"),
-    [
-        ("owner/name", "owner/name", None),
-        ("owner/name@v1.0", "owner/name", "v1.0"),
-        ("hf://owner/name@refs/pr/2", "owner/name", "refs/pr/2"),
-        ("hf:/owner/name", "owner/name", None),
-        ("gpt2", "gpt2", None),
-        ("gpt2@v1", "gpt2", "v1"),
-    ],
-)
-def test_hub_id_is_parsed_into_name_and_revision(given: str, name: str, revision: str | None) -> None:
-    found = HUB_ID.fullmatch(given)
-    assert found is not None and (found["name"], found["revision"]) == (name, revision)
 
 
 @pytest.fixture

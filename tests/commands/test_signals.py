@@ -282,23 +282,6 @@ def test_crashing_provider_is_identified_and_excluded() -> None:
     assert [list(crashed) for crashed in tried] == [[], ["openvino"], ["webgpu"]]
 
 
-def test_model_crashing_in_run_is_placed_without_run() -> None:
-    def place(crashed: Crashed) -> str:
-        if RUN not in crashed:
-            raise CrashError(parse_chain("webgpu,cpu"), "ended the run with SIGABRT")
-        return crashed[RUN]
-
-    assert despite_crashes(parse_chain("webgpu,cpu"), place) == "native code ended the run with SIGABRT"
-
-
-def test_persistent_crash_raises_crash_error() -> None:
-    def place(crashed: Crashed) -> str:
-        raise CrashError(parse_chain("qnn,cpu"), "ended the run with SIGABRT")
-
-    with pytest.raises(CrashError, match="qnn: initialisation_failed: native code ended the run with SIGABRT"):
-        despite_crashes(parse_chain("qnn,cpu"), place)
-
-
 @pytest.mark.parametrize(("verb", "number"), [("generate", signal.SIGTERM), ("place", signal.SIGINT)])
 def test_signal_to_command_ends_worker_process(package, tmp_path, verb, number):
     """Only the parent process receives the signal."""

@@ -176,8 +176,6 @@ def test_completion_offers_option_values(offered: Offered) -> None:
     assert set(PROVIDERS) <= set(offered("partita export c o --target "))
     assert set(PROVIDERS) <= set(offered("partita generate p --provider "))
     assert offered("partita verify p -e webg") == ["webgpu"]
-    assert offered("partita place m --device h1") == ["h100"]
-    assert offered("partita place m --provider-option cuda.device") == ["cuda.device_id="]
     assert set(PROVIDERS) <= set(offered("partita bench p --providers webgpu "))
     assert offered("partita report show r --view ma") == ["markdown"]
     assert offered("partita report diff a b --view ma") == ["markdown"]

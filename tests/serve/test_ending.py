@@ -13,9 +13,7 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from partita.errors import ProviderError
 from partita.options.generation import ServerLimits
-from partita.runtime.generate.loop import GenerationLoop
 from tests.serve.serving import COMPLETION, LONG, SECONDS, running, until
 from tests.serve.test_command import Command, serving
 
@@ -65,22 +63,6 @@ def test_shutdown_with_zero_drain_timeout_returns_503(package: Path) -> None:
     cut = [answer for answer in answers if answer.status_code == 503]
     assert cut and all(answer.json()["error"]["code"] == "shutting_down" for answer in cut)
     assert len(cut) + sum(answer.status_code == 200 for answer in answers) == 8
-
-
-def test_run_error_reaches_client_if_logging_fails(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(line: str) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    def fails(self: GenerationLoop) -> Any:
-        raise ProviderError("the child process crashed", path=Path("/srv/model"))
-
-    with running({"tiny": package}, ServerLimits(timeout=20)) as server:
-        monkeypatch.setattr(server.models["tiny"], "_log", full)
-        with monkeypatch.context() as patch:
-            patch.setattr(GenerationLoop, "step", fails)
-            answer = server.post(COMPLETION, LONG)
-        assert (answer.status_code, answer.json()["error"]["message"]) == (500, "The child process crashed.")
-        assert server.post(COMPLETION, LONG).status_code == 200
 
 
 def slow_server(package: Path, slow: Path, seconds: float, *arguments: object, **options: Any) -> Any:

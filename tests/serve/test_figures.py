@@ -6,20 +6,15 @@ import html
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-import partita
-from partita.check.requirements import Limits
 from partita.library.run_report import make_report
-from partita.observations.facts import NodeProbe, RunFacts
-from partita.observations.records import Probing
 from partita.partition_reports.records import Report
-from tests.serve.serving import Running, running, until
+from tests.serve.serving import Running, running
 
 BODY = {"model": "tiny", "prompt": "return the", "max_tokens": 5, "temperature": 0, "ignore_eos": True}
 
@@ -113,46 +108,3 @@ def test_report_opens_no_session_and_does_not_block_generation(
         assert report.result().status_code == 200
         monkeypatch.setattr("partita.library.engine.base.make_report", None)
         assert server.get("/report?view=text").status_code == 200, "the last one is shown for some seconds"
-
-
-GAP = "experiments on 1 node are missing or incomplete: the budget: odd"
-
-
-def test_probes_run_once_and_appear_in_every_report(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[RunFacts] = []
-
-    def probe(facts: RunFacts, resolutions: Any, *_: object) -> tuple[RunFacts, Any]:
-        """The first report is as if experiments were made for it, which takes another provider than the CPU's."""
-        if seen:
-            return facts, resolutions
-        took = Probing(seconds=1.0, budget_seconds=9.0, experiments=2, cached=0, crashes=0, missing_probes=())
-        probes = {"odd": NodeProbe("odd", (), missing_probes="the budget")}
-        sessions = tuple(each.with_provider("CPUExecutionProvider", probes=probes) for each in facts.sessions)
-        return replace(facts, sessions=sessions, probing=took, notes=(GAP,)), resolutions
-
-    def making(folder: Path, manifest: Any, facts: RunFacts, *others: Any) -> Report:
-        seen.append(facts)
-        return make_report(folder, manifest, facts, *others)
-
-    monkeypatch.setattr("partita.library.engine.local.probe_package", probe)
-    monkeypatch.setattr("partita.library.engine.base.make_report", making)
-    with running({"tiny": package}, placement=Limits(max_copies=3)) as server:
-        first = server.get("/report").json()
-        server.models["tiny"]._report_at = -1e9
-        later = server.get("/report").json()
-        health = server.get("/health").json()
-    assert health == {"status": "ok", "version": partita.__version__, "models": ["tiny"], "down": []}
-    assert later["request"]["limits"] == first["request"]["limits"] == {"--max-copies": 3}
-    assert first["notes"][0] == "created when the server started"
-    assert later["notes"][-1] == GAP and first["notes"][0] not in later["notes"]
-    assert later["probing"] == first["probing"] and later["probing"]["experiments"] == 2
-    assert len(seen) == 2 and all("odd" in each.sessions[0].of("CPUExecutionProvider").probes for each in seen)
-
-
-def test_stuck_prompt_encoder_makes_health_503(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    served, done = server.models["tiny"], threading.Event()
-    monkeypatch.setattr("partita.serve.served_package.READ_SECONDS", 0.2)
-    reading = served.encoder.submit(served.encode, lambda: [] if done.wait(60) else [])
-    until(lambda: server.get("/health").status_code == 503)
-    done.set()
-    assert reading.result(60) == [] and server.get("/health").json()["status"] == "ok"

@@ -180,9 +180,9 @@ def test_memory_does_not_grow_with_requests(server, monkeypatch):
 @contextmanager
 def reading_slowly(server: Running) -> Iterator[tuple[threading.Event, list[str]]]:
     """Prompts are read once the event is set; the list is of those whose reading has begun."""
-    reading = server.models["tiny"].reading
+    whole = server.models["tiny"].text
     goes_on, begun = threading.Event(), list[str]()
-    encode = reading.text.encode
+    encode = whole.encode
 
     def slow(text: str) -> Any:
         begun.append(text)
@@ -190,7 +190,7 @@ def reading_slowly(server: Running) -> Iterator[tuple[threading.Event, list[str]
         return encode(text)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(reading.text), "encode", lambda self, text: slow(text))
+        patch.setattr(type(whole), "encode", lambda self, text: slow(text))
         try:
             yield goes_on, begun
         finally:

@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-from partita import cli
-from partita.errors import GenerationError
 from partita.library.engine.requests import Ticket, Work
 from partita.runtime.generate.prefix_file import read_content
 from partita.serve.responses import ResponseChoice
@@ -46,18 +44,3 @@ def test_first_request_reuses_saved_prefix(server, package, prefix, process, mon
         assert text == answer(server)
         known = len(read_content(prefix).tokens)
         assert copied == [known] and known > 16
-
-
-def test_invalid_or_foreign_prefix_is_rejected(package, prefix, capsys, tmp_path, monkeypatch):
-    with (
-        pytest.raises(GenerationError, match="not a readable prefix"),
-        running({"tiny": package}, prefix=tmp_path),
-    ):
-        pass
-    monkeypatch.setattr("partita.library.engine.local.identity", lambda *_: "another")
-    with pytest.raises(GenerationError, match="saved with another package"), running({"tiny": package}, prefix=prefix):
-        pass
-    monkeypatch.undo()
-    given = ["serve", package, package, "--name", "a", "--name", "b", "--prefix", prefix, "--provider", "cpu"]
-    assert cli.run([str(word) for word in given]) == 2
-    assert "--prefix is given 1 times for 2 models" in " ".join(capsys.readouterr().err.split())

@@ -192,7 +192,7 @@ def test_several_packages_are_served_as_several_models(package, own_copy):
         answers = [both.post(COMPLETION, {"model": name, **body}).json() for name in ("one", "two")]
         assert [answer["model"] for answer in answers] == ["one", "two"]
         assert answers[0]["choices"] == answers[1]["choices"]
-        assert [entry["id"] for entry in both.get("/v1/models/").json()["data"]] == ["one", "two"]
+        assert [entry["id"] for entry in both.get("/v1/models").json()["data"]] == ["one", "two"]
         paths = [both.get(f"/report?model={name}").json()["request"]["path"] for name in ("one", "two")]
         assert paths[0] == str(package) != paths[1]
         assert [both.metric("partita_generated_tokens_total", model=name) for name in ("one", "two")] == [6, 6]

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
-import openai
 import psutil
 import pytest
 
@@ -56,22 +55,6 @@ def test_killed_worker_ends_stream_with_error_and_restarts(apart: Running) -> No
     assert (error["code"], error["type"], error["param"]) == ("generation_failed", "server_error", None)
     assert "worker process" in error["message"] and len(events) > 1
     assert any("being restarted" in line for line in apart.log)
-
-
-def test_openai_client_raises_stream_error_of_killed_worker(apart: Running) -> None:
-    asked: Any = {key: value for key, value in LONG.items() if key != "ignore_eos"}
-    with openai.OpenAI(base_url=f"{apart.url}/v1", api_key="x", max_retries=0, timeout=SECONDS) as client:
-        for _ in range(20):
-            try:
-                for number, _ in enumerate(client.completions.create(**asked, stream=True)):
-                    if number == 1:
-                        worker(apart).kill()
-            except openai.APIError as error:
-                assert "worker process" in error.message
-                break
-        else:
-            raise AssertionError("no stream was cut")
-    assert is_well(apart)
 
 
 def test_waiting_requests_complete_after_worker_is_killed(apart: Running) -> None:

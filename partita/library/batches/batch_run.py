@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from partita.errors import GenerationError, UsageError
 from partita.files import refuse_same, reserve
-from partita.library.api import LOGGER, public
+from partita.library.api import public
 from partita.library.batches.journal import GOES_ON, Journal, contents_hash, journal_path
 from partita.library.batches.prompt_files import (
     ANSWER_FORMATS,
@@ -115,14 +115,12 @@ def run_file(
     package: str,
     options: dict[str, Any],
     on_progress: Callable[[Progress], object] = lambda _: None,
-    on_note: Callable[[str], object] = LOGGER.warning,
 ) -> BatchRunResult:
     """Answer the unanswered rows of `source`, and write all answers to `output`.
 
     `answer(rows, defaults)` returns the answers, in any order. `package`: hash of the package; it, the input,
-    `defaults` and `options` (JSON) identify the run. `on_progress` is called after every answer, `on_note` with a note
-    on a damaged journal. Raises UsageError, GenerationError, ResourceError and the errors of `answer`; the same call
-    resumes with the answers so far.
+    `defaults` and `options` (JSON) identify the run. `on_progress` is called after every answer. Raises UsageError,
+    GenerationError, ResourceError and the errors of `answer`; the same call resumes with the answers so far.
     """
     run = {
         "input file": source.sha256,
@@ -131,7 +129,7 @@ def run_file(
         **defaults.identity(),
         **options,
     }
-    with Journal(output, run, defaults.base_seed, source.rows, on_note) as journal:
+    with Journal(output, run, defaults.base_seed, source.rows) as journal:
         began = time.perf_counter()
         progress = Progress(source.rows, len(journal), journal.resumed)
         on_progress(progress)
@@ -149,10 +147,8 @@ def run_file(
                 f"ended; {GOES_ON}"
             )
         check_unchanged(source, journal.path)
-        if format_of(output, "output", ANSWER_FORMATS) == "parquet":
-            journal.publish(write_table)
-        else:
-            journal.publish(lambda file, lines: file.writelines(lines))
+        is_table = format_of(output, "output", ANSWER_FORMATS) == "parquet"
+        journal.publish(write_table if is_table else lambda file, lines: file.writelines(lines))
         seconds = time.perf_counter() - began
         done = source.rows - journal.resumed
         return BatchRunResult(
@@ -261,8 +257,7 @@ def generate_file(
     given = seed if sampling is None or isinstance(sampling, str) or sampling.seed is None else sampling.seed
     base_seed = secrets.randbits(SEED_BITS) if given is None else given
     defaults = RowDefaults(full, base_seed, texts, tuple(sorted(ids)), chat, system)
-    if looked.rows:
-        check_defaults(defaults, text, looked.format)
+    check_defaults(defaults, text)
     engine = model.scheduler(prefill_chunk=prefill_chunk, adapter=adapter)
     answer = partial(run_rows, engine=engine, text=text, vocab_size=model.vocab_size)
     return run_file(

@@ -11,6 +11,7 @@ import logging
 import math
 import os
 import pickle
+import re
 import signal
 import socket
 import sys
@@ -65,8 +66,6 @@ class Setup:
     batch: BatchOptions
     graph_capture: bool = False
     token_ids: bool = False
-    format: str = "jsonl"
-    """Format of the prompt file."""
     folder: Path = field(default_factory=Path.cwd)
 
 
@@ -102,7 +101,7 @@ class Worker:
         model = Model(open_engine(folder.absolute(), manifest, target, choice, observe=False, process="this"))
         engine = model.scheduler(**asdict(setup.batch))
         text = None if setup.token_ids else model.tokenizer
-        check_defaults(defaults, text, setup.format)
+        check_defaults(defaults, text)
         self._answers = partial(run_rows, defaults=defaults, engine=engine, text=text, vocab_size=model.vocab_size)
 
     def __call__(self, table: Any) -> Any:
@@ -113,10 +112,8 @@ class Worker:
         try:
             rows = [pickle.loads(row) for row in table[ROW].to_pylist()]
             result = self._failed or list(self._answers(rows))
-        except PartitaError as error:
-            result = error
         except Exception as error:  # noqa: BLE001 - the driver raises it; Ray would retry the block
-            result = ProviderError(f"{type(error).__name__}: {error}")
+            result = error if isinstance(error, PartitaError) else ProviderError(f"{type(error).__name__}: {error}")
         return pyarrow.table({RESULT: [pickle.dumps(result)]})
 
 
@@ -143,9 +140,9 @@ def answer_on_cluster(
                 if isinstance(found, PartitaError):
                     raise found
                 yield from found
+        except PartitaError:
+            raise
         except Exception as error:
-            if isinstance(error, PartitaError):
-                raise
             raise ProviderError(f"the cluster failed: {' '.join(str(error).split())[:400]}") from error
 
 
@@ -159,13 +156,17 @@ def _results(
     workers: int | None,
 ) -> Iterator[bytes]:
     """The pickled result of each block of rows."""
+    import pyarrow
+
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.max_errored_blocks = -1  # for blocks whose workers died; other errors come as results
     actors, threads, gpus = _shares(ray, workers, setup.chain)
     size = max(LEAST_BLOCK, BLOCK_TURNS * slots, math.ceil(count / MOST_BLOCKS))
     size = max(1, min(size, count // (2 * actors)))  # so that every worker gets blocks of a short file
-    blocks = list(_put(ray, rows, size))
+    blocks = []
+    while block := [pickle.dumps(row) for row in islice(rows, size)]:
+        blocks.append(ray.put(pyarrow.table({ROW: block})))
     if not blocks:
         return
     with warnings.catch_warnings():
@@ -184,12 +185,11 @@ def _results(
         yield from table[RESULT].to_pylist()
 
 
-def _put(ray: Any, rows: Iterator[InputRow], size: int) -> Iterator[Any]:
-    """References to blocks of `size` rows in the object store."""
-    import pyarrow
-
-    while block := [pickle.dumps(row) for row in islice(rows, size)]:
-        yield ray.put(pyarrow.table({ROW: block}))
+def check_address(address: str) -> None:
+    """Raise UsageError for an invalid address, InstallationError without Ray."""
+    if not re.fullmatch(r"auto|local|\S+:\d+", address):
+        raise UsageError(f"`address={address}`: use auto, local or HOST:PORT, as printed by `ray start`")
+    import_ray()
 
 
 def import_ray() -> Any:

@@ -22,7 +22,6 @@ from pydantic import TypeAdapter, ValidationError
 
 from partita.errors import PackageError, ResourceError, UsageError
 from partita.files import resolve_path
-from partita.library.api import LOGGER
 from partita.library.batches.rows import AnswerRow
 from partita.observations.text_format import listing, plural
 from partita.package.folder import COMPANIONS, Manifest, sha256_of
@@ -50,19 +49,12 @@ def interrupted_text(output: Path, done: int, total: int) -> str:
 class Journal:
     """The journal of an output, locked by one process at a time. A context manager."""
 
-    def __init__(
-        self,
-        output: Path,
-        run: dict[str, Any],
-        seed: int,
-        rows: int,
-        on_note: Callable[[str], object] = LOGGER.warning,
-    ) -> None:
-        """Begin a journal, or resume an existing one.
+    def __init__(self, output: Path, run: dict[str, Any], seed: int, rows: int) -> None:
+        """Begin a journal, or resume an existing one. `run`: JSON that identifies the run. `seed`: for a new run.
+        `rows`: of the input.
 
-        `run`: JSON that identifies the run. `seed`: for a new run. `rows`: of the input. `on_note` is called with notes
-        on a damaged journal. Raises UsageError for the journal of another run, a journal open in another process, or an
-        existing output of another run; ResourceError when the journal cannot be written.
+        Raises UsageError for the journal of another run, and a journal open in another process; ResourceError when the
+        journal cannot be written.
         """
         self.output = output.absolute()  # callbacks may change the current folder
         self.path = journal_path(self.output)
@@ -76,9 +68,7 @@ class Journal:
         self._synced = time.monotonic()
         self._file = _locked(self.path)
         try:
-            self._read(json.loads(json.dumps(run)), on_note)
-            if self.output.exists() and self._done < rows:
-                raise UsageError(f"`output={self.output}`: exists already; remove it or choose another")
+            self._read(json.loads(json.dumps(run)))
         except BaseException:
             self._file.close()
             raise
@@ -102,7 +92,7 @@ class Journal:
         """
         if answer.index in self:
             return
-        self._note(answer.index, answer.finish_reason, self._write(answer.to_line()))
+        self._note(answer, self._write(answer.to_line()))
         if time.monotonic() - self._synced > SYNC_SECONDS:
             self.sync()
 
@@ -134,15 +124,11 @@ class Journal:
             if not target.exists():
                 temporary.replace(target)
             elif not filecmp.cmp(temporary, target, shallow=False):  # otherwise a run was interrupted right here
-                raise UsageError(
-                    f"{self.output}: was replaced by another program; move it away and run the same "
-                    "command again to write the completions"
-                )
+                raise UsageError(f"{self.output}: was written by another program; move it and run the command again")
         except OSError as error:
             raise _cannot_write(self.output, error, "all rows are complete") from error
         finally:
-            with suppress(OSError):
-                temporary.unlink()
+            temporary.unlink(missing_ok=True)
         self._remove()
 
     def __enter__(self) -> Self:
@@ -158,9 +144,9 @@ class Journal:
             self.sync()
         self._file.close()
 
-    def _read(self, run: dict[str, Any], on_note: Callable[[str], object]) -> None:
-        """Read existing lines. A journal without answers is started again. Raises UsageError for another run."""
-        damaged = 0
+    def _read(self, run: dict[str, Any]) -> None:
+        """Read existing lines; the rows of damaged lines are answered again. A journal without answers is started
+        again. Raises UsageError for another run."""
         with self.path.open("rb") as file:
             header = file.readline()
             if not START.startswith(header[: len(START)]):
@@ -171,9 +157,12 @@ class Journal:
             for line in file:
                 if not line.endswith(b"\n"):  # its process was killed
                     break
-                damaged += not self._take(line)
+                with suppress(ValidationError):
+                    answer = ANSWER.validate_json(line, strict=True)
+                    if 0 <= answer.index < len(self._places) and answer.index not in self:
+                        self._note(answer, self._end)
                 self._end += len(line)
-        if not self._done and not damaged:
+        if self._end == len(header):
             self._end = 0
             self._file.truncate(0)
             self._write(json.dumps({"schema": SCHEMA, "run": run, "seed": self.seed}).encode() + b"\n")
@@ -190,25 +179,11 @@ class Journal:
                 "with its own options, remove the file to begin again, or choose another `output`"
             )
         self._file.truncate(self._end)
-        if damaged:
-            on_note(f"{self.path}: {plural(damaged, 'line')} damaged; the rows are answered again")
 
-    def _take(self, line: bytes) -> bool:
-        """Record a line of an earlier run; False if it is damaged."""
-        try:
-            answer = ANSWER.validate_json(line, strict=True)
-        except ValidationError:
-            return False
-        if not 0 <= answer.index < len(self._places):
-            return False
-        if answer.index not in self:
-            self._note(answer.index, answer.finish_reason, self._end)
-        return True
-
-    def _note(self, index: int, finish: str, place: int) -> None:
-        self._places[index] = place
+    def _note(self, answer: AnswerRow, place: int) -> None:
+        self._places[answer.index] = place
         self._done += 1
-        self.errors += finish == "error"
+        self.errors += answer.finish_reason == "error"
 
     def _lines(self) -> Iterator[bytes]:
         """The lines of all rows, in row order. Raises OSError if one is missing."""

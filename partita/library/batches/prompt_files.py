@@ -8,9 +8,9 @@ from __future__ import annotations
 import codecs
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -25,9 +25,7 @@ PROMPT_FORMATS: tuple[Format, ...] = ("jsonl", "txt", "parquet")
 ANSWER_FORMATS: tuple[Format, ...] = ("jsonl", "parquet")
 Stamp = tuple[int, int, int]
 TABLE_ROWS = 64
-"""Rows per read."""
-BLOCK_BYTES = 4 << 20
-"""Bytes of answer lines per write; as Python objects, log-probabilities take a dozen times as much."""
+"""Rows per read or write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +182,7 @@ def _table_rows(path: Path) -> Iterator[InputRow]:
         raise GenerationError(f"{path}: not a Parquet file, or damaged after row {index} ({message})") from error
 
 
-def write_table(file: IO[bytes], lines: Iterable[bytes]) -> None:
+def write_table(file: IO[bytes], lines: Iterator[bytes]) -> None:
     """Write answer lines as a table; ids are strings because a column has one type. Raises InstallationError,
     OSError."""
     arrow, parquet = import_arrow()
@@ -202,16 +200,9 @@ def write_table(file: IO[bytes], lines: Iterable[bytes]) -> None:
             ("logprobs", arrow.list_(arrow.struct([*logprob, ("top", arrow.list_(arrow.struct(logprob)))]))),
         ]
     )
-    total_bytes = 0
-
-    def block_of(line: bytes) -> int:
-        nonlocal total_bytes
-        total_bytes += len(line)
-        return total_bytes // BLOCK_BYTES
-
     with parquet.ParquetWriter(file, schema) as writer:
-        for _, block in groupby(lines, block_of):
-            writer.write_table(arrow.Table.from_pylist([*map(_table_row, block)], schema=schema))
+        while rows := [_table_row(line) for line in islice(lines, TABLE_ROWS)]:
+            writer.write_table(arrow.Table.from_pylist(rows, schema=schema))
 
 
 def _table_row(line: bytes) -> dict[str, Any]:

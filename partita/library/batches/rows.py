@@ -111,20 +111,14 @@ class AnswerRow:
         return json.dumps(record, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
 
 
-def check_defaults(defaults: RowDefaults, text: Text | None, form: str) -> None:
-    """Raise the error that every row without its own options would have.
-
-    UsageError without a chat template, without a tokenizer for a file of texts (`form`: txt), or for a prefix of
-    another kind; GenerationError for a system message that the template rejects.
+def check_defaults(defaults: RowDefaults, text: Text | None) -> None:
+    """Raise the error that every row without its own options would have: UsageError without a chat template, and for a
+    prefix of text without a tokenizer; GenerationError for a system message that the template rejects.
     """
-    if form == "txt":
-        _tokens({"prompt": "1"}, "prompt", defaults, text)
-    elif text is None:
+    if text is None:
         ids_after(defaults.prefix, ())
-    if text is None or not (defaults.chat or defaults.system is not None):
-        return
-    system = defaults.system if defaults.prefix is None else system_of(defaults.prefix)
-    text.encode_chat("1", system)
+    elif defaults.chat or defaults.system is not None:
+        text.encode_chat("1", defaults.system if defaults.prefix is None else system_of(defaults.prefix))
 
 
 def work_of(row: InputRow, defaults: RowDefaults, text: Text | None, vocab_size: int) -> Work:
@@ -140,19 +134,17 @@ def work_of(row: InputRow, defaults: RowDefaults, text: Text | None, vocab_size:
     if len(given) != 1:
         names = listing(given) if given else "none"
         raise UsageError(f"a row needs exactly one of {', '.join(PROMPTS)}; this row has {names}")
-    logprobs = _as_whole(data.get("logprobs"))
+    logprobs, ids = _as_whole(data.get("logprobs")), data.get("stop_token_ids")
     if logprobs is not None and (not _is_whole(logprobs) or not 0 <= logprobs <= MOST_LOGPROBS):
         raise UsageError(f"logprobs is {logprobs!r}; it must be an integer from 0 to {MOST_LOGPROBS}")
-    adapter = data.get("adapter")
-    if adapter is not None and not isinstance(adapter, str):
-        raise UsageError(f"adapter is {str(adapter)[:40]!r}; it must be the name of an adapter")
     return Work(
         prompt=_tokens(data, given[0], defaults, text),
         sampling=_sampling(row, defaults),
         stop=_stops(data, defaults),
-        stop_ids=_stop_ids(data, defaults, vocab_size),
+        # Those of a checkpoint may be outside its vocabulary; they are never generated.
+        stop_ids=defaults.stop_ids if ids is None else tuple(checked_stop_ids(_ids(ids, "stop_token_ids"), vocab_size)),
         logprobs=logprobs,
-        adapter=adapter,
+        adapter=_text(data, "adapter"),
     )
 
 
@@ -175,8 +167,7 @@ def answer_row(
 
 def error_row(row: InputRow, error: PartitaError) -> AnswerRow:
     """The answer row for an error, whose message uses the row's field names."""
-    given = [value for value in row.data.values() if isinstance(value, str)]
-    message = rename_options(str(error), row.fields, as_field, given)
+    message = rename_options(str(error), row.fields, as_field)
     return AnswerRow(row.index, row.key, None, (), None, "error", None, " ".join(message.split()))
 
 
@@ -184,23 +175,18 @@ def _tokens(data: Mapping[str, Any], given: str, defaults: RowDefaults, text: Te
     """The prompt as token ids."""
     value, prefix = data[given], defaults.prefix
     if given != "messages" and is_list(value):
-        ids = [_as_whole(token) for token in value]
-        if not all(map(_is_whole, ids)):
-            raise UsageError(f"{given} is a list, but not of token ids")
         if data.get("system") is not None:
             raise UsageError(f"system cannot be put before token ids; pass {given} as text, or omit system")
-        return ids_after(prefix, ids)
+        return ids_after(prefix, _ids(value, given))
     if given == "messages" and any(isinstance(each, str) for each in (value if is_list(value) else [value])):
         raise UsageError(f"messages is {str(value)[:40]!r}; it must be a list of objects with role and content")
-    if given == "tokens" or (given == "prompt" and not isinstance(value, str)):
-        raise UsageError(
-            f"{given} is {str(value)[:40]!r}; it must be {'token ids' if given == 'tokens' else 'a string'}"
-        )
+    if given == "tokens":
+        _ids(value, given)
+    if given == "prompt":
+        _text(data, given)
     if text is None:
         raise UsageError(f"{given} is text, but no tokenizer is used; pass token ids in the field tokens")
-    system = data.get("system", defaults.system)
-    if system is not None and not isinstance(system, str):
-        raise UsageError(f"system is {str(system)[:40]!r}; it must be a string")
+    system = _text(data, "system") if "system" in data else defaults.system
     if prefix is not None and system is not None:
         raise UsageError("the prefix already includes the system message; omit system")
     if prefix is not None and given != "messages":
@@ -258,14 +244,20 @@ def _stops(data: Mapping[str, Any], defaults: RowDefaults) -> tuple[str, ...]:
     return tuple(listed)
 
 
-def _stop_ids(data: Mapping[str, Any], defaults: RowDefaults, vocab_size: int) -> tuple[int, ...]:
-    value = data.get("stop_token_ids")
-    if value is None:  # a checkpoint may list an id outside its vocabulary, which is never generated
-        return defaults.stop_ids
+def _text(data: Mapping[str, Any], name: str) -> str | None:
+    """A field that holds text, if it is there."""
+    value = data.get(name)
+    if value is None or isinstance(value, str):
+        return value
+    raise UsageError(f"{name} is {str(value)[:40]!r}; it must be a string")
+
+
+def _ids(value: Any, name: str) -> list[int]:
+    """A field that holds token ids."""
     ids = [_as_whole(token) for token in value] if is_list(value) else []
     if not is_list(value) or not all(map(_is_whole, ids)):
-        raise UsageError(f"stop_token_ids is {str(value)[:40]!r}; it must be a list of token ids")
-    return tuple(checked_stop_ids(ids, vocab_size))
+        raise UsageError(f"{name} is {str(value)[:40]!r}; it must be a list of token ids")
+    return ids
 
 
 def _as_whole(value: Any) -> Any:

@@ -80,7 +80,7 @@ def test_float32_activations_are_selected_without_16_bit_matmul(
     assert cli.run([*words, "--target", "cpu", "--explain"]) == 0
     out, err = capsys.readouterr()
     assert "cpu has no MatMul kernel for float16" in err and "--activations fp16" in err
-    assert "in float16, values unchanged; computed in float32" in out and "narrow_weights" in out
+    assert "narrow_weights" in out
     assert [entry.status for entry in read_manifest(tmp_path / "out").smoke] == ["ran"]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import tracemalloc
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -229,22 +228,3 @@ def test_input_read_ahead_is_bounded(tmp_path):
         for count, _ in enumerate(run_rows(rows(), DEFAULTS, engine, None, 64), start=1):
             assert read - count <= AHEAD + 2 * engine.slots
     assert count == read == 300
-
-
-def test_out_of_order_responses_use_under_16_bytes_each(tmp_path):
-    def last_first(rows: Iterator[InputRow], _: RowDefaults) -> Iterator[AnswerRow]:
-        first = next(rows)
-        for row in rows:
-            yield AnswerRow(row.index, None, None, tuple(range(24)), 1, "stop", None, None)
-        yield AnswerRow(first.index, None, None, (1,), 1, "stop", None, None)
-
-    peaks = []
-    for count in (10, 2_100, 3_400):  # the first keeps what is imported
-        source = tmp_path / f"{count}.jsonl"
-        source.write_text('{"tokens": [1]}\n' * count)
-        scanned = scan_file(source)
-        tracemalloc.start()
-        run_file(scanned, tmp_path / f"{count}.out.jsonl", last_first, DEFAULTS, package="", options={})
-        peaks.append(tracemalloc.get_traced_memory()[1])
-        tracemalloc.stop()
-    assert (peaks[2] - peaks[1]) / 1_300 < 16, "eight bytes for the place of an answer on disk"

@@ -1,4 +1,4 @@
-"""The options of `partita generate` in groups, its prompts, and the package of a MODEL argument."""
+"""Arguments of several verbs: prompts, token ids, and the package of a MODEL."""
 
 from __future__ import annotations
 
@@ -7,58 +7,14 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from partita.check.requirements import Limits
 from partita.commands.terminal import TERMINAL, Bars, note
 from partita.errors import UsageError
-from partita.foreign.folder import Choice
 from partita.library.model_cache import folder_of
-from partita.library.sampling import Sampling
 from partita.options.fields import PathText, group
-from partita.options.generation import GenerateCommand, RunOptions
 from partita.options.groups import ForeignFolder, SourceOptions
 from partita.providers.resolve import parse_chain
 from partita.runtime.generate.text.tokens import MOST_BYTES
-
-
-class RunGroups(RunOptions):
-    """The checked options of `generate` and `chat`, as option groups of the library."""
-
-    if TYPE_CHECKING:  # as `check_fields` converts them
-        package: Path
-        prefix: Path | None
-        stop: tuple[str, ...]
-
-    @property
-    def sampling(self) -> Sampling:
-        """The sampling; `complete_sampling_for` adds defaults."""
-        return group(self, Sampling)
-
-    @property
-    def choice(self) -> Choice:
-        """The options of a foreign folder."""
-        return Choice.of(self)
-
-
-class GenerateOptions(RunGroups, GenerateCommand):
-    """The options of `partita generate`."""
-
-    if TYPE_CHECKING:
-        report: Path | None
-        save_prefix: Path | None
-        input: Path | None
-        output: Path | None
-
-    @property
-    def limits(self) -> Limits:
-        """Limits of the placement."""
-        return Limits.of(self)
-
-    @property
-    def is_chat(self) -> bool:
-        """Whether the chat template is applied."""
-        return self.chat or self.system is not None
 
 
 def read_prompts(given: Sequence[str]) -> list[str]:
