@@ -43,6 +43,8 @@ peer-optimum := optimum-onnx onnxruntime onnx torch transformers accelerate
 # What `--exporter optimum` runs in. It cannot be an extra of Partita's: optimum-onnx needs transformers before 4.58.
 OPTIMUM_ENV := optimum
 optimum     := optimum-onnx onnxruntime onnx torch transformers accelerate
+# What opens the node data of `report show --view model-explorer` in its test, without most of its dependencies.
+model-explorer := --no-deps --requirement constraints/model-explorer.txt
 # llama.cpp is built for this very processor, with its AMX kernels where there is such a unit. GCC before 12.4 and 13.3
 # drops most of the tile configuration that these load, as a dead store, and they crash; the flags keep it from that.
 LLAMA_FLAGS  ?= -fno-tree-dse -fno-dse
@@ -55,7 +57,7 @@ TEST_THREADS ?= OMP_NUM_THREADS=1
 # Where it is set, every child process of a test compiles Partita and all that it imports anew: 0.8 s each.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install envs $(ENV_TARGETS) env-optimum peer-envs $(PEER_ENVS) $(GPU_PEER_ENV) bench-peers demo test test-heavy test-optimum test-ray test-cuda unconstrained smoke-pythons truth breadth docs support-tables check bench clean
+.PHONY: help install envs $(ENV_TARGETS) env-model-explorer env-optimum peer-envs $(PEER_ENVS) $(GPU_PEER_ENV) bench-peers demo test test-heavy test-optimum test-ray test-cuda unconstrained smoke-pythons truth breadth docs support-tables check bench clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -90,7 +92,7 @@ unconstrained: ## export, verify and generate with small families in a fresh env
 	pip "$$(grep '^torch==' $(CONSTRAINTS))" && pip ".[cpu,export]" && check \
 	  && pip "transformers==$$(sed -n 's/.*"transformers>=\([0-9.]*\),.*/\1/p' pyproject.toml).*" && check llama qwen3_moe mamba
 
-envs: $(ENV_TARGETS) ## create the environments of the other ONNX Runtime wheels, in .venvs/; `make -j2 envs` is faster
+envs: $(ENV_TARGETS) env-model-explorer ## create the environments of the other ONNX Runtime wheels and of Model Explorer, in .venvs/; `make -j2 envs` is faster
 
 $(ENV_TARGETS): env-%: $(VENVS)/%/.installed
 
@@ -106,6 +108,8 @@ $(VENVS)/%/.installed: pyproject.toml $(CONSTRAINTS) constraints/%.txt
 	  { grep -i error $(VENVS)/$*.log | tail -n 1 > $(VENVS)/$*.failed; cat $(VENVS)/$*.log >&2; rm -rf $(VENVS)/$*; exit 1; }
 	@touch $@
 
+env-model-explorer: $(VENVS)/model-explorer/.installed ## create the environment of Model Explorer, in .venvs/model-explorer
+
 env-optimum: $(VENVS)/optimum/.installed ## create the environment of `partita export --exporter optimum`, in .venvs/optimum
 
 peer-envs: $(PEER_ENVS) ## create the environments of the peers, in .venvs/; llama.cpp is compiled for this processor
@@ -113,7 +117,7 @@ peer-envs: $(PEER_ENVS) ## create the environments of the peers, in .venvs/; lla
 $(PEER_ENVS) $(GPU_PEER_ENV): %: $(VENVS)/%/.installed
 
 # Partita is in none of them: its benchmarks are run there from this folder, its exporter starts a script there. No cache: wheels in it do not tell their flags.
-$(PEER_ENVS:%=$(VENVS)/%/.installed) $(GPU_PEER_ENV:%=$(VENVS)/%/.installed) $(VENVS)/$(OPTIMUM_ENV)/.installed: $(VENVS)/%/.installed: constraints/%.txt
+$(PEER_ENVS:%=$(VENVS)/%/.installed) $(GPU_PEER_ENV:%=$(VENVS)/%/.installed) $(VENVS)/$(OPTIMUM_ENV)/.installed $(VENVS)/model-explorer/.installed: $(VENVS)/%/.installed: constraints/%.txt
 	@rm -rf $(VENVS)/$* && mkdir -p $(VENVS)
 	@echo "installing $($*) into $(VENVS)/$*"
 	@$(PYTHON) -m venv $(VENVS)/$*

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from partita.observations.text_format import (
     NOT_KNOWN,
     decimals,
+    human_bytes,
     name_some,
     percent,
     plural,
@@ -14,12 +15,17 @@ from partita.observations.text_format import (
 )
 from partita.partition_reports.groups import added_nodes, file_counts, folded_nodes
 from partita.partition_reports.outcome import TOO_FEW, cache_text, is_timed, status_of, too_few_steps
-from partita.partition_reports.records import Phase, PhaseCost, ProviderShare, Report, Totals
+from partita.partition_reports.records import GroupShare, Phase, PhaseCost, ProviderShare, Report, Totals
 from partita.partition_reports.request_records import Speculation
 from partita.partition_reports.sections.model import Block, Column, Line, Pairs, Section, Table, table
 from partita.partition_reports.sections.shared import bytes_per_token, count_and_bytes
 
 Figure = tuple[str, ...]
+WORK = ("reads", "GFLOP", "of ceiling")
+WORK_NOTE = (
+    "One step. reads: weights, and cached keys and values. GFLOP: products and attention. of ceiling: the time of "
+    "this work at the measured rates of the machine, as a share of its host time."
+)
 TAILS = {95: 20, 99: 100}
 """Percentile -> minimum number of steps; with fewer steps it equals the slowest step."""
 
@@ -32,6 +38,30 @@ def section(report: Report) -> Section:
     if report.totals is not None:
         blocks.append(Pairs("The whole run", tuple(_totals(report.totals))))
     return Section("phases", "Phases", tuple(blocks))
+
+
+def work_section(report: Report) -> Section | None:
+    """Bytes and arithmetic per operator and layer, and their share of the measured ceilings; None if unknown."""
+    phases = [phase for phase in report.phases if any(entry.read_bytes is not None for entry in phase.by_op_type)]
+    if not phases:
+        return None
+    blocks: list[Block] = []
+    for title, field in (("operator", "by_op_type"), ("layer", "by_layer")):
+        groups = [{entry.name: entry for entry in getattr(phase, field)} for phase in phases]
+        names = dict.fromkeys(name for found in groups for name, entry in found.items() if entry.read_bytes)
+        rows = [(name, *(cell for found in groups for cell in _work_cells(found.get(name)))) for name in names]
+        heads = [Column(f"{phase.name} {each}", group=phase.name) for phase in phases for each in WORK]
+        blocks.append(table(f"Work by {title}", [title, *heads], rows))
+    blocks.append(Line(WORK_NOTE, tone="quiet"))
+    return Section("work", "Work", tuple(blocks))
+
+
+def _work_cells(entry: GroupShare | None) -> tuple[str, str, str]:
+    """Bytes read, arithmetic, and share of the measured ceilings of one group."""
+    if entry is None or entry.read_bytes is None:
+        return NOT_KNOWN, NOT_KNOWN, NOT_KNOWN
+    share = NOT_KNOWN if entry.ceiling_share is None else percent(entry.ceiling_share)
+    return human_bytes(entry.read_bytes), decimals(entry.flops, 1e-9), share
 
 
 def note(report: Report, phase: Phase) -> str:

@@ -56,6 +56,7 @@ PARTS = (
     kernels.section,
     placement.section,
     placement.layers_section,
+    phases.work_section,
     copies.section,
     phases.cache_section,
     placement.nodes_section,
