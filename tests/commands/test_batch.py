@@ -165,7 +165,7 @@ def test_parquet_input_produces_parquet_output(summing, tmp_path, capsys):
         ({"seed": -1, "temperature": 1.0}, "field seed is -1; it must be from 0"),
         ({"max_tokens": 0}, "max_tokens is 0; it must be between 1"),
         ({"seed": 1 << 70}, "seed is 1180591620717411303424; it must be from 0 to 2**64 - 1"),
-        ({"adapter": "other"}, "field adapter other: the package has no adapter of this name; it has none"),
+        ({"adapter": "other"}, "has no adapter of this name; it has none"),
         ({"stop": ["x"]}, "field stop is text, but there is no tokenizer"),
     ],
     ids=str,

@@ -201,9 +201,10 @@ def test_fixed_prefill_chunk_option_is_reported_as_ignored(tmp_path, capsys, few
     package = handmade(tmp_path / "package", batch=2, states=("key",), appends=False, fewer=fewer)
     report = tmp_path / "r.json"
     arguments = ["generate", package, "1,2,3,4,5,6,7", "1,2,3", "--token-ids", "--max-new-tokens", 2]
-    _, err = succeeds(capsys, *arguments, "--prefill-chunk", 512, "--report", report)
-    assert ("--prefill-chunk 512 is ignored: this package prefills 7" in err) != fewer
-    assert json.loads(report.read_text())["request"]["prefill_chunk_tokens"] == (512 if fewer else 7)
+    _, err = succeeds(capsys, *arguments, "--prefill-chunk", 3, "--report", report)
+    longest = read_manifest(package).graph.max_length
+    assert (f"--prefill-chunk 3 is ignored: this package prefills {longest} prompt tokens per run" in err) != fewer
+    assert json.loads(report.read_text())["request"]["prefill_chunk_tokens"] == (3 if fewer else 7)
 
 
 def test_invalid_packages_are_rejected(tmp_path: Path, own_package: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -364,7 +365,7 @@ def test_ctrl_c_during_export_exits_130_and_removes_files(tiny_checkpoint: TinyC
     child.send_signal(signal.SIGINT)
     _, err = child.communicate(timeout=60)
     assert child.returncode == 130 and err.endswith(b"partita: interrupted\n") and b"Traceback" not in err, err
-    assert not list(tmp_path.iterdir())
+    assert not list((tmp_path / "o").iterdir())
 
 
 def test_control_characters_in_file_names_are_escaped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
