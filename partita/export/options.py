@@ -267,11 +267,14 @@ def check_options(options: ExportOptions) -> None:
 
 def _check_adapter_names(names: Sequence[str]) -> None:
     """Raise UsageError for names of adapters that cannot be parts of file names."""
+    files = [name.casefold() for name in names]  # some file systems ignore case
     for name in names:
         if not re.fullmatch(ADAPTER_NAME, name):
             raise UsageError(
                 f"`with_adapters`: {name[:80]!r} is not a valid adapter name: use at most 64 letters, digits, - and _"
             )
+        if files.count(name.casefold()) > 1:
+            raise UsageError(f"`with_adapters`: {name} is set twice; set it once (case is ignored)")
 
 
 def _maximum_length(config: PreTrainedConfig) -> tuple[str, int | None]:

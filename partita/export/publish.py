@@ -6,6 +6,7 @@ killed exports.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import re
@@ -73,31 +74,42 @@ class Reservation:
         with suppress(OSError):  # a file system without modes
             self.folder.chmod(0o777 & ~mask)
         with hold_signals():  # a signal between the moves would leave the package at neither place
-            self._check_place()
-            aside = Path(tempfile.mkdtemp(dir=self.out.parent, prefix=f".{self.out.name}{OLD}"))
-            old = aside / "package"
             try:
-                if self.out.exists():
-                    self.out.rename(old)
+                check_target((), self.out, force=self.force)
+            except PackageError as error:
+                raise self._taken(error.problem) from error
+            waste = None
+            if self.out.exists():
+                aside = Path(tempfile.mkdtemp(dir=self.out.parent, prefix=f".{self.out.name}{OLD}"))
+                waste = aside.with_name(aside.name.replace(OLD, PARTIAL))  # the next export removes it after a kill
+                self._replace(aside, aside / "package")
+                aside.rename(waste)
+            else:
                 self.folder.rename(self.out)
-            except BaseException:
-                if old.exists():
-                    old.rename(self.out)
-                aside.rmdir()
-                raise
-        shutil.rmtree(aside, ignore_errors=True)
+        if waste is not None:
+            shutil.rmtree(waste, ignore_errors=True)
 
-    def _check_place(self) -> None:
-        """Raise PackageError unless the place is free or may be replaced; the finished folder gets a free name."""
+    def _replace(self, aside: Path, old: Path) -> None:
+        """Move the package at the place to `old`, in the folder `aside`, and the finished folder to the place."""
         try:
-            check_target((), self.out, force=self.force)
-        except PackageError as error:
-            names = (self.out.with_name(f"{self.out.name}.new{f'-{n}' if n > 1 else ''}") for n in itertools.count(1))
-            free = next(name for name in names if not os.path.lexists(name))
-            raise PackageError(
-                f"{self.out}: has appeared or changed during the export and was not replaced ({error.problem}); the "
-                f"finished package is in {self.folder.rename(free)}"
-            ) from error
+            self.out.rename(old)
+            if (strange := _not_a_package(old)) is not None:  # after the move: nothing can be added any more
+                raise self._taken(f"this folder {strange}")
+            self.folder.rename(self.out)
+        except BaseException:
+            if old.exists():
+                old.rename(self.out)
+            aside.rmdir()
+            raise
+
+    def _taken(self, problem: str) -> PackageError:
+        """Move the finished folder to a free name; the error that tells the name."""
+        names = (self.out.with_name(f"{self.out.name}.new{f'-{n}' if n > 1 else ''}") for n in itertools.count(1))
+        free = next(name for name in names if not os.path.lexists(name))
+        return PackageError(
+            f"{self.out}: has appeared or changed during the export and was not replaced ({problem}); the "
+            f"finished package is in {self.folder.rename(free)}"
+        )
 
 
 @contextmanager
@@ -107,7 +119,10 @@ def reserve(out: Path, read: Sequence[str], *, force: bool) -> Iterator[Reservat
         out = Path(os.path.abspath(out))  # noqa: PTH100 - a link keeps its name
     check_target(read, out, force=force)
     with ExitStack() as cleanup:
-        out.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            out.parent.mkdir(parents=True, exist_ok=True)
+        except FileExistsError as error:
+            raise NotADirectoryError(errno.ENOTDIR, "not a folder", error.filename) from error
         _hold(out, cleanup)
         notes = _clean_up(out)
         check_target(read, out, force=force)

@@ -245,7 +245,10 @@ def read_written(path: Path) -> Written:
     except (FileNotFoundError, NotADirectoryError) as error:
         raise UsageError(f"`contract={path}`: no such file") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        raise UsageError(f"`contract={path}`: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        errors = error.errors()
+        where = errors[0]["loc"]
+        same = [each["msg"] for each in errors if each["loc"][:-1] == where[:-1]]  # one for each type of a union
+        place = ".".join(map(str, where[:-1] if len(same) > 1 else where)) or "the file"  # states.0.kind
+        raise UsageError(f"`contract={path}`: {place}: {' or '.join(same)}") from error
     except (ValueError, RecursionError) as error:  # ValueError also for numbers with thousands of digits
         raise UsageError(f"`contract={path}`: not TOML: {error}") from error

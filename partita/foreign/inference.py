@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from partita import dtypes
 from partita.errors import PackageError
 from partita.foreign import GraphFacts, Size
 from partita.foreign.evidence import EMPTY_CONTRACT, LAYER, Evidence, StateSettings, Written
@@ -57,6 +58,7 @@ WRITTEN = "the contract file"
 """The source of settings in the user's contract."""
 WRITE_CONTRACT = Remedy("specify its role in a file", options=("--contract", "FILE.toml"))
 SPECIFY_AXIS = Remedy("specify its growing axis or its shape in a file", options=("--contract", "FILE.toml"))
+OTHER_TYPE = Remedy("export it with a cache of 16- or 32-bit floats, or 8-bit integers")
 CORRECT = Remedy("correct the contract file")
 
 
@@ -206,11 +208,14 @@ class Inference:
         return pairs
 
     def state(self, pair: Pair, graph: GraphFacts, symbol: Size, batch: int, length: int) -> State:
-        """One state. Raises PackageError where its shape or growing axis is unknown, ValidationError for its type."""
+        """One state. Raises PackageError where its shape or growing axis is unknown, and for an unsupported type."""
+        element = dtypes.find(pair.past.dtype)
+        if element is not None and element.storage is None:
+            raise self.state_error(pair, f"numpy has no type for {element.name}", OTHER_TYPE)
         declared = self.settings(pair)
         shared, of_batch = shares_buffer(pair, graph), batch_axis(symbol, pair.past)
         in_place = shared if declared.in_place is None else declared.in_place
-        axis = ROWS_AXIS if shared else growing_axis(pair, of_batch)
+        axis = ROWS_AXIS if shared else growing_axis(pair, graph, of_batch)
         if declared.grows is not None:
             axis = None if declared.grows is False else declared.grows
         if axis is not None and not 0 <= axis < len(pair.shape):

@@ -33,6 +33,9 @@ GQA_PASTS, GQA_PRESENTS = slice(3, 5), slice(1, 3)
 """Past keys and values among the operator's inputs, and the outputs that continue them."""
 ROWS_AXIS = 2
 """The token axis of keys and values [B, heads, T, head size] in attention."""
+WRITING = {"Concat": 0, "ScatterElements": 0, "TensorScatter": -2}
+"""Operators that append rows or overwrite them along an axis -> default axis."""
+SAME_VALUES = frozenset({"Identity", "Cast"})
 COMPARED = frozenset({"Greater", "GreaterOrEqual"})
 
 
@@ -246,13 +249,46 @@ def batch_axis(symbol: Size, port: ModelPort) -> int | None:
     return 0 if shape and not isinstance(shape[0], int) else None
 
 
-def growing_axis(pair: Pair, batch: int | None) -> int | None:
+def written_axis(pair: Pair, graph: GraphFacts) -> tuple[int | None, bool]:
+    """The axis along which a node extends past (True) or overwrites rows of it (False); None where no node shows it.
+
+    The node is found from present, through nodes that keep the values.
+    """
+    axes, name = list(range(len(pair.present.shape or ()))), pair.present.name
+    while (node := graph.producers.get(name)) is not None and node.input:
+        if node.op_type in WRITING:
+            sources, axis = {_origin(each, graph) for each in node.input}, integer(node, "axis", WRITING[node.op_type])
+            shown = pair.past.name in sources and -len(axes) <= axis < len(axes)
+            return axes[axis] if shown else None, node.op_type == "Concat"
+        if node.op_type == "Transpose":
+            order = next((list(each.ints) for each in node.attribute if each.name == "perm"), [*range(len(axes))][::-1])
+            if sorted(order) != sorted(axes):
+                break
+            axes = [axes[order.index(axis)] for axis in range(len(axes))]
+        elif node.op_type not in SAME_VALUES:
+            break
+        name = node.input[0]
+    return None, False
+
+
+def _origin(name: str, graph: GraphFacts) -> str:
+    """The tensor that others have the values of, in another order or type."""
+    while (node := graph.producers.get(name)) is not None and node.op_type in SAME_VALUES | {"Transpose"}:
+        name = node.input[0]
+    return name
+
+
+def growing_axis(pair: Pair, graph: GraphFacts, batch: int | None) -> int | None:
     """The axis along which present is longer than past; None where they have one size, or it is unknown.
 
-    `batch`: the batch axis, which does not grow. A fixed axis, or one with the same name in past and present, does not
-    grow. Of several others, the axis named like a length grows, else the token axis of keys and values.
+    `batch`: the batch axis, which does not grow. Where no Concat shows the axis, a fixed one, or one with the same name
+    in past and present, does not grow. Of several others, the axis named like a length grows, else the token axis of
+    keys and values.
     """
     past, present = pair.shape, pair.present.shape or ()
+    shown, extends = written_axis(pair, graph)
+    if extends and shown is not None:
+        return shown
     free = [axis for axis, size in enumerate(past) if not isinstance(size, int) and axis != batch]
     if len(present) == len(past):
         free = [axis for axis in free if past[axis] is None or past[axis] != present[axis]]
@@ -267,8 +303,10 @@ def rows_axis(pair: Pair, graph: GraphFacts, batch: int | None, lengths: frozens
     """The axis of keys or values with one entry per token, or None. `lengths`: of masks."""
     if shares_buffer(pair, graph):
         return ROWS_AXIS
-    if (grown := growing_axis(pair, batch)) is not None:
+    if (grown := growing_axis(pair, graph, batch)) is not None:
         return grown
+    if (shown := written_axis(pair, graph)[0]) is not None:
+        return shown
     named = [axis for axis, size in enumerate(pair.shape) if isinstance(size, int) and size in lengths]
     return named[0] if len(named) == 1 else ROWS_AXIS if len(pair.shape) == ROWS_AXIS + 2 else None
 

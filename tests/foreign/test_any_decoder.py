@@ -191,12 +191,13 @@ LAST = FUSED.replace("float[batch,1,64] logits", "float[batch,64] logits")
         (arranged("batch,1,1,past", "batch,1,1,all", 3, "0, 1, 3, 2"), (1, 1, 1, 2048)),
         (arranged(*ROWS, "int64[S]", "S"), (1, 1, 2048, 1)),
         (arranged(*ROWS), (1, 1, 2048, 1)),
+        (arranged("batch,past,1,1", "batch,past,1,1", 1, "0, 2, 1, 3"), (1, 2048, 1, 1)),
         (LAST.replace("Reshape(each, single)", "Reshape(each, one)"), (1, 2048, 2)),
         (FUSED.replace("past_key_values_0", "past").replace("present_0", "present"), (1, 2048, 2)),
     ],
     ids=[
         *("logits to keep", "keys and values as one", "gpt2", "rows before heads", "rows first", "rows last"),
-        *("ids [S]", "no batch axis", "logits [B, vocab]", "no number"),
+        *("ids [S]", "no batch axis", "one name", "logits [B, vocab]", "no number"),
     ],
 )
 def test_growing_cache_is_supported_in_any_layout(text: str, shape: tuple[int, ...], tmp_path: Path) -> None:
@@ -211,6 +212,13 @@ def test_growing_cache_is_supported_in_any_layout(text: str, shape: tuple[int, .
 )
 def test_fixed_cache_written_at_cursor_is_supported(text: str, shape: tuple[int, ...], tmp_path: Path) -> None:
     check(text, tmp_path, 32, *shape)
+
+
+@pytest.mark.parametrize("heads", [4, 64])
+def test_written_axis_is_the_length_where_the_mask_has_no_size(heads: int, tmp_path: Path) -> None:
+    text = fixed(ROWS_FIRST, cache=f"1,32,{heads},1").replace("[1,32] attention_mask", "[1,T] attention_mask")
+    graph = open_folder(folder_of(text, tmp_path / "folder")).graph
+    assert (graph.max_length, graph.states[0].growing_axis) == (32, None)
 
 
 def test_state_without_rows_and_past_length_are_supported(tmp_path: Path) -> None:

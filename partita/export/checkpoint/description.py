@@ -48,6 +48,7 @@ CONFIG = "config.json"
 LAYERS = "num_hidden_layers"
 SIZES = ("hidden_size", "vocab_size", LAYERS)
 """Settings of every model that its memory depends on."""
+MOST_LAYERS = 1024
 EXPERTS = ("num_local_experts", "n_routed_experts", "moe_num_experts", "num_experts")
 """Config keys of the number of experts."""
 
@@ -168,6 +169,8 @@ def _check_has_sizes(folder: Path, config: PreTrainedConfig) -> None:
         names = {name, getattr(type(text), "attribute_map", {}).get(name, name)}
         if not names & known:
             raise CheckpointError(f"{folder / CONFIG}: {name} is missing; without it the size of the model is unknown")
+    if (layers := getattr(text, LAYERS, 0)) > MOST_LAYERS:
+        raise CheckpointError(f"{folder / CONFIG}: {LAYERS} is {layers:,}; at most {MOST_LAYERS:,} are supported")
 
 
 def _open_gguf(given: str, file: Path) -> Checkpoint:

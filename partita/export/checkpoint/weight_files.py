@@ -69,7 +69,7 @@ def check_text_file(path: Path) -> None:
 def refuse_pointer(path: Path) -> None:
     """Raise CheckpointError for a Git LFS pointer."""
     if is_lfs_pointer(path):
-        raise CheckpointError("a Git LFS pointer, and the file was not downloaded", path=path, remedy=lfs_pull(path))
+        raise CheckpointError("cannot be read", path=path, remedy=lfs_pull(path))
 
 
 def unreadable(error: OSError, path: Path) -> CheckpointError:
@@ -183,7 +183,8 @@ def _load_bin(path: Path) -> dict[str, torch.Tensor]:
             loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=_is_mappable(path))
     except Exception as error:
         raise CheckpointError(
-            f"{path}: cannot be read as plain weights ({first_line(error)}); use safetensors files"
+            f"{path}: cannot be read as plain weights ({first_line(error)}; {path.stat().st_size:,} bytes); "
+            "download it again, or use safetensors files"
         ) from error
     if not isinstance(loaded, dict) or not all(isinstance(k, str) and _is_plain(v) for k, v in loaded.items()):
         raise CheckpointError(f"{path}: contains something other than named tensors; use safetensors files")

@@ -32,7 +32,7 @@ INLINE_BYTES = 1024
 """Smaller constants stay inside the ONNX file."""
 ALIGNMENT = 4096
 """Offset alignment of large tensors for memory mapping by ONNX Runtime (ONNX external data specification)."""
-COMPUTED = ("inv_freq", ".masked_bias", ".attn.bias", "position_ids")
+COMPUTED = ("inv_freq", ".masked_bias", ".attn.bias", ".attention.bias", "causal_mask", "position_ids")
 """Name suffixes of tensors that transformers computes, and that some checkpoints contain."""
 SPACE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -79,7 +79,7 @@ def _misfit(origin: Origin, shape: tuple[int, ...], dtype: ir.DataType) -> str |
     if dtype in COMPUTED_IN:
         for info in tensors:
             if info.dtype not in CHECKPOINT:
-                return f"{info.name} is {info.dtype}, not a float type"
+                return f"{info.name} is {info.dtype}, not a float type; config.json has no settings for it"
     return None
 
 
