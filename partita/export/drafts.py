@@ -193,6 +193,8 @@ class Draft:
     def _trace_all(self, variant: GraphVariant, current: Stage, *, fixed: bool) -> list[TracedGraph]:
         """One graph for any number of tokens; `fixed`: one for a chunk, and one for a token."""
         options = self.work.options
+        if fixed and (options.prefill_chunk or 0) > self.max_length:
+            add_note(self.work, f"`prefill_chunk={options.prefill_chunk}` is above the cache length {self.max_length}")
         chosen = lowering(variant.attention)
         plans = [self.plan, self.prefill_plan]
         oldest = max((plan.form.opset for plan in plans if plan is not None), default=1)

@@ -207,9 +207,7 @@ def _first_that_runs(variants: native.Variants, exported: Exported | None, work:
                 path.unlink()
         exported = variants.best()
     for each in failed:
-        if isinstance(each, RoundingParityError):
-            raise RoundingParityError(f"{each}{_hint(work.options)}", each.detail) from each
-        if isinstance(each, TargetParityError):
+        if isinstance(each, RoundingParityError | TargetParityError):
             raise each
     raise _not_running(work.options, variants.rejections(), failed)
 

@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 import partita
 from partita.dtypes import EXACT, Precision
-from partita.errors import ParityError, PartitaError, ResourceError, UnsupportedModelError
+from partita.errors import GenerationError, ParityError, PartitaError, ResourceError, UnsupportedModelError
 from partita.export.checkpoint.adapters.branches import parameters
 from partita.export.checkpoint.companions import GENERATION, probe_tokenizer, stop_notes, write_generation
 from partita.export.checkpoint.config_values import loadable_config
@@ -226,7 +226,13 @@ def _with_quality(exported: Exported, manifest: Manifest, text: Text | None) -> 
         except (PartitaError, RuntimeError, ValueError) as error:
             if not isinstance(error, ResourceError):
                 run_on_cpu(work, manifest)  # raises where the graph fails on any text
-            raise
+            if not isinstance(error, GenerationError):
+                raise
+            raise UnsupportedModelError(
+                f"{work.options.checkpoint}: {work.options.precision} fails on {text.name}, the text for measuring "
+                f"quality: {error}; nothing was written; choose another `precision`, e.g. bf16 or fp32",
+                option="precision",
+            ) from error
     files = (*manifest.files, record_file(work.folder, QUALITY))
     return manifest.model_copy(update={"files": files, "quality": found})
 
@@ -327,8 +333,7 @@ def _mismatch(exported: Exported, manifest: Manifest, answer: KnownAnswer, resul
     message = f"{where}: the exported graph does not match the source model: {result.detail}"
     if work.locate is not None and computing.cpu_dtype is None:  # the CPU provider runs the package
         message += f"; {work.locate(work.folder, manifest, checkpoint)}"
-    message += exported.caution
     if computes_in_half_precision(computing):
         message += f"; {computing.dtype} may be too coarse for this checkpoint: choose another `precision`, e.g. fp32"
-        return RoundingParityError(message, result.detail)
-    return ParityError(message)
+        return RoundingParityError(f"{message}; nothing was written", result.detail)
+    return ParityError(message + exported.caution)

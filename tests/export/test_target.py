@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,6 @@ from partita.errors import ParityError, UnsupportedModelError
 from partita.export.pipeline import ExportOptions, export
 from partita.export.publish import ExportResult
 from partita.export.target import ProbeResult, Target, candidates, describe, rank, usual
-from partita.export.trace import attention
 from partita.library.exporting import replay as replay_on_cpu
 from partita.package.folder import Manifest, read_manifest
 from partita.package.records import ProbedLowering, TargetRecord, Verification
@@ -250,31 +248,6 @@ def test_experts_use_standard_operators_if_target_rejects_moe(exporting: Exporti
     assert summary.manifest.graph.attention == "gqa" and "MoE" not in operators_of(summary)
     assert probed_by(summary) == [("gqa", None, {"MoE": 1}), ("gqa", "standard", {})]
     assert "; gqa supports " in summary.attention_reason and "not MoE (1)" in summary.attention_reason
-
-
-LOWERING_FILE = '''"""A lowering that this test adds: primitives under another name."""
-
-from dataclasses import replace
-
-from partita.export.trace.attention.primitives import LOWERING as PRIMITIVES
-
-LOWERING = replace(PRIMITIVES, name="added", rank=-1)
-'''
-
-
-def test_lowering_module_added_to_folder_is_a_candidate(
-    exporting: Exporting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
-    folder = tmp_path / "lowerings"
-    folder.mkdir()
-    (folder / "added.py").write_text(LOWERING_FILE)
-    monkeypatch.setattr(attention, "__path__", [*attention.__path__, str(folder)])
-    request.addfinalizer(lambda: sys.modules.pop("partita.export.trace.attention.added", None))
-
-    names = [variant.attention for variant in candidates("gqa", "auto")]
-    assert names == ["gqa", "added", "onnx24", "primitives"]
-    chosen = exporting(Provider({"gqa": 1}).target())
-    assert (chosen.manifest.graph.attention, chosen.manifest.verification.status) == ("added", "verified")
 
 
 @pytest.mark.heavy

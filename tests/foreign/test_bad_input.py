@@ -295,7 +295,7 @@ def typed(start: str | tuple[str, ...], dtype: int, name: str | None = None) -> 
         ),
         (
             typed(("past", "present"), TensorProto.FLOAT8E4M3FN),
-            "dtype: numpy has no type that stores float8e4m3fn",
+            "numpy has no type for float8e4m3fn; export it with",
         ),
     ],
     ids=["unknown input", "embeddings", "no output", "8-bit floats"],

@@ -5,8 +5,8 @@
     x ─ QuickGelu(alpha) ─ y                                            after, with gqa
     x ─ Swish(alpha) ─ y                                                after, with onnx24, where there is a kernel
 
-GELU is one operator in the traced graph: a module that computes it, by the error function or tanh, is replaced by
-torch's own function while tracing.
+From opset 20 on, GELU is one operator in the traced graph: a module that computes it, by the error function or tanh,
+is replaced by torch's own function while tracing.
 """
 
 from __future__ import annotations

@@ -104,12 +104,15 @@ def _tabulated(graph: ir.Graph, positions: ir.Value, value: ir.Value, length: in
     part = ir.Model(ir.convenience.extract(graph, [positions], [value]), ir_version=10)
     compute = ReferenceEvaluator(ir.to_proto(part), new_ops=[ScatterElements])
     table = _rows_at(compute, positions, np.arange(length))
-    others = np.random.default_rng(0).permutation(length)[: -(-length // 2)]
-    rows = None if table is None else _rows_at(compute, positions, others)
-    if table is None or rows is None or rows.shape != table[others].shape:
+    if table is None:
         return None
-    # rounding depends on the number of rows per run
-    return table if float(np.abs(rows - table[others]).max(initial=0.0)) <= TOLERANCE else None
+    for others in (np.random.default_rng(0).permutation(length)[: -(-length // 2)], np.arange(-(-length // 64))):
+        rows = _rows_at(compute, positions, others)  # the second: a short text, which some models compute otherwise
+        if rows is None or rows.shape != table[others].shape:
+            return None
+        if float(np.abs(rows - table[others]).max(initial=0.0)) > TOLERANCE:  # rounding depends on the number of rows
+            return None
+    return table
 
 
 def _rows_at(compute: ReferenceEvaluator, positions: ir.Value, numbers: npt.NDArray[Any]) -> npt.NDArray[Any] | None:

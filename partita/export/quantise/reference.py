@@ -200,6 +200,7 @@ def written_rows(placed: PlacedWeight) -> Iterator[tuple[int, torch.Tensor]]:
     """Dequantised rows of a written weight, float32 [R, K], with the index of the first; all rows in order."""
     packed = placed.packed
     tensors = [value.const_value for value in placed.values if isinstance(value.const_value, ir.ExternalTensor)]
+    assert len(tensors) == len(placed.values), "a weight is not written"
     written = [tensor.numpy() for tensor in tensors]
     step = max(1, ROWS_ELEMENTS // packed.width)
     for start in range(0, packed.rows, step):

@@ -239,6 +239,8 @@ class _Rows(TorchFunctionMode):
             return False
         rows, columns, begin = *index[2:], self._keys - self._positions.shape[1]
         bounds = (rows.start, begin), (rows.stop, self._keys), (columns.stop, self._keys)
+        if columns.start not in (None, 0) or rows.step is not None or columns.step is not None:
+            return False
         return all(one is not None and bool(statically_known_true(one == other)) for one, other in bounds)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from onnx import numpy_helper
 
@@ -51,6 +52,26 @@ def scales(folder: Path) -> dict[str, np.ndarray]:
     nodes = [node for node in graph.node if node.op_type == "GroupQueryAttention"]
     pairs = [(node.input[place], node.input[12 + place - 3]) for node in nodes for place in (3, 4)]
     return {past: numpy_helper.to_array(held[scale]) for past, scale in pairs}
+
+
+@pytest.mark.parametrize("interleaved", [0, 1])
+def test_largest_keys_hold_at_every_position(interleaved: int) -> None:
+    """A rotation of a pair of channels keeps its length."""
+    table = ir.Value(name="cos", shape=ir.Shape([64, 3]))
+    inputs = [None] * cache_rounding.COS + [table]
+    node = ir.node("GroupQueryAttention", inputs, {"do_rotary": 1, "rotary_interleaved": interleaved})
+    pairs = cache_rounding.rotated_pairs(node)
+    assert pairs is not None
+    keys = np.random.default_rng(0).standard_normal((1, 2, 5, 8)).astype(np.float32)
+    most, (one, other) = cache_rounding.largest_at_any(keys, pairs), ([0, 2, 4], [1, 3, 5])
+    if not interleaved:
+        one, other = [0, 1, 2], [3, 4, 5]
+    for angle in np.linspace(0, 2 * np.pi, 100):
+        turned = keys.copy()
+        turned[..., one] = keys[..., one] * np.cos(angle) - keys[..., other] * np.sin(angle)
+        turned[..., other] = keys[..., one] * np.sin(angle) + keys[..., other] * np.cos(angle)
+        assert (np.abs(turned).max(axis=(0, 2)) <= most + 1e-5).all()
+    np.testing.assert_array_equal(most[:, 6:], np.abs(keys[..., 6:]).max(axis=(0, 2)))
 
 
 def test_int8_cache_is_within_half_a_step_of_float_cache(pair: tuple[Path, Path]) -> None:

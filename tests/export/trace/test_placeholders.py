@@ -50,6 +50,13 @@ def test_rms_norm_module_is_recognised(module: torch.nn.Module, expected: tuple[
     assert norm_of(module) == expected
 
 
+class ClampedGelu(torch.nn.GELU):
+    """Equal to GELU below 30."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).clamp(max=30)
+
+
 @pytest.mark.parametrize(
     ("module", "expected"),
     [
@@ -60,6 +67,7 @@ def test_rms_norm_module_is_recognised(module: torch.nn.Module, expected: tuple[
         (ACT2FN["quick_gelu"], None),
         (ACT2FN["gelu_10"], None),
         (torch.nn.Dropout(), None),
+        (ClampedGelu(), None),
     ],
 )
 def test_gelu_module_is_recognised(module: torch.nn.Module, expected: str | None) -> None:

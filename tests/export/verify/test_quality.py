@@ -155,6 +155,14 @@ def test_divergence_below_float32_error_is_accurate() -> None:
     np.testing.assert_allclose(found.divergence, exact, rtol=1e-3)
 
 
+def test_measured_token_count_depends_on_options_and_model_size() -> None:
+    options = ExportOptions("a", Path("b"), precision="int4")
+    judged = replace(options, max_perplexity_ratio=1.01)
+    assert quality.measured_tokens(options, 10**6) == quality.measured_tokens(options, 10**10) == 512
+    assert quality.measured_tokens(judged, 10**6) == 8192 and quality.measured_tokens(judged, 10**10) == 1024
+    assert quality.measured_tokens(replace(judged, quality_tokens=40), 10**6) == 40
+
+
 def test_non_finite_logits_during_scoring_reject_package(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -138,6 +138,18 @@ def test_any_smoke_run_failure_selects_next_lowering(exporting: Exporting, error
     assert summary.manifest.smoke[-1] == SmokeRecord(chain="there,cpu", status="ran", detail="opened")
 
 
+def test_failed_cpu_verification_selects_next_lowering(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    def replay(folder: Path, manifest: Manifest) -> Verification:
+        if manifest.graph.attention == "gqa":
+            raise ValueError("nobody has seen this")
+        return replay_on_cpu(folder, manifest)
+
+    options = ExportOptions(str(tiny_checkpoint("llama", num_hidden_layers=1)), tmp_path / "out", max_length=64)
+    summary = export(options, replay=replay)
+    assert summary.manifest.graph.attention == "onnx24" and summary.manifest.verification.status == "verified"
+    assert "ValueError: nobody has seen this" in summary.attention_reason
+
+
 def test_error_lists_failure_of_every_lowering(exporting: Exporting, tmp_path: Path) -> None:
     there = There({name: RuntimeError(f"trouble with {name}") for name in ("gqa", "onnx24", "primitives")})
     with pytest.raises(GenerationError) as caught:
