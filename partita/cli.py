@@ -142,6 +142,7 @@ def _group(name: str, verbs: tuple[Verb, ...], help_text: str, prefix: str = "",
 
 ABOUT = (
     "Export a Hugging Face decoder to a static ONNX graph, run it on the execution providers you name, and see what "
+    "ran where."
 )
 EPILOG = "`partita help VERB` shows the options and examples of a command."
 app = _group(PROGRAM, VERBS, ABOUT, epilog=EPILOG, context_settings=HELP)

@@ -227,7 +227,7 @@ def test_gguf_file_with_wrong_magic_is_rejected(tmp_path, capsys):
     file = tmp_path / "model.gguf"
     file.write_bytes(b"<html>not found</html>")
     line = told(capsys, "run", file, "hi")
-    assert "model.gguf: damaged: it does not begin with the bytes GGUF" in line
+    assert "model.gguf: not a GGUF file: its first bytes are not `GGUF`; download it again" in line
 
 
 def test_hub_name_error_suggests_export_command(package: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,7 +36,7 @@ from tests.runtime.ort import test_errors
 
 MAKER = "Remedy"
 BLANKS: dict[str, Any] = {
-    **dict.fromkeys(("setting", "needed", "library", "same_precision", "libraries"), ()),
+    **dict.fromkeys(("setting", "needed", "library", "same_precision", "libraries", "options"), ()),
     "provider": "webgpu",
     "chain": "webgpu",
     "option": "provider",

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +91,7 @@ def opened(folder: Path, choice: Choice | None = None) -> None:
 def load_again(world: World) -> None:
     package = world.package()
     with partita.load(package, "cpu", process="child") as model:
-        model.engine._chain = parse_chain("webgpu,cpu")  # type: ignore[attr-defined]
+        model.engine.target = replace(model.engine.target, chain=parse_chain("webgpu,cpu"))
         model.engine._worker.process.kill()  # type: ignore[attr-defined]
         world.refused(lambda: model.generate([5, 6], max_new_tokens=1).run())
     with partita.load(package, "cpu", process="child") as model:

@@ -377,11 +377,18 @@ def _history() -> History:
     """The history of messages, in a file readable only by its owner; in memory if it cannot be written."""
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 
+    class Stored(FileHistory):
+        """A full disk does not lose the message."""
+
+        def store_string(self, string: str) -> None:
+            with suppress(OSError, UnicodeEncodeError):  # the latter: half a character, refused when it is sent
+                super().store_string(string)
+
     folder = cache_folder("chat")
     if folder is not None:
         file = folder / "history"
         with suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
             file.touch(mode=0o600)
-            return FileHistory(str(file))
+            return Stored(str(file))
     return InMemoryHistory()

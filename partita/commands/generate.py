@@ -81,6 +81,8 @@ def _check_options(options: GenerateCommand) -> None:
     """Check the options of the generation loop. Raises UsageError, InstallationError without Ray."""
     if options.token_ids and (options.is_chat or options.stop):
         raise UsageError("--token-ids uses no tokenizer, so --chat, --system and --stop are not available; omit them")
+    if options.token_ids and options.input is not None and Path(options.input).suffix == ".txt":
+        raise UsageError("--token-ids: --input is a file of texts; give a .jsonl or .parquet file with `tokens`")
     if options.save_prefix is not None:
         _check_saving(options)
     if options.prefix is not None and options.system is not None:

@@ -49,8 +49,18 @@ def reserve_output(path: Path, kind: str, reads: Iterable[Path], *, option: str)
     if path == STDOUT:
         return Stdout()
     reads = tuple(reads)
-    weights = (read.with_name(f"{read.name}.data") for read in reads if read.suffix == ".onnx")
+    weights = (file for read in reads if read.suffix == ".onnx" for file in _data_files(read))
     return reserve(path, kind, (*reads, *weights), option=option)
+
+
+def _data_files(model: Path) -> tuple[Path, ...]:
+    """Files with the weights of an ONNX file; empty if it cannot be read, which is reported when it is opened."""
+    from partita.runtime.place.model_file import data_files, read_light
+
+    try:
+        return tuple(model.parent / name for name in data_files(read_light(model)))
+    except (TypeError, ValueError, OSError):
+        return ()
 
 
 def print_written(kind: str, path: Path | str) -> None:

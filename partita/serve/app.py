@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import re
 import secrets
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -58,6 +59,8 @@ READ_SECONDS = 30.0
 DISCARDED = 8
 """A request body above the limit is read up to this multiple of it: many clients read no response before they sent
 all."""
+AUTHORITY = re.compile(r"https?://[^/]*", re.IGNORECASE)
+"""Start of a target in absolute form, which servers must accept (RFC 9112, section 3.2.2)."""
 
 
 class Endpoints:
@@ -236,6 +239,8 @@ class Gate:
         """Answer a request."""
         if scope["type"] != "http":
             return
+        if not scope["path"].startswith("/"):
+            scope["path"] = AUTHORITY.sub("", scope["path"], count=1) or "/"
         path, client, status = scope["path"], scope.get("client"), 0
         added = [(b"x-request-id", f"req_{secrets.token_hex(12)}".encode()), (b"x-content-type-options", b"nosniff")]
 

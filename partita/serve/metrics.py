@@ -112,7 +112,10 @@ class Metrics:
 
     def encoded(self, accept: str) -> tuple[bytes, str]:
         """All metrics in a format that the scraper accepts, and its content type."""
-        encoder, content_type = choose_encoder(accept)
+        try:
+            encoder, content_type = choose_encoder(accept)
+        except (TypeError, ValueError, LookupError):  # a malformed version
+            encoder, content_type = choose_encoder("")
         return encoder(self.registry), content_type
 
 

@@ -128,7 +128,7 @@ class ServedPackage:
 
         Raises ProviderError when the placement exceeds the limits, and the errors of the run.
         """
-        one = replace(self._first, sampling=replace(self._first.sampling, max_new_tokens=1))
+        one = replace(self._first, sampling=replace(self._first.sampling, max_new_tokens=1), is_warm_up=True)
         for work in (self._first, *(replace(one, adapter=name) for name in self.adapters)):
             self._run(work)
         notes, limits = ("created when the server started",), self._serving.placement
@@ -225,7 +225,8 @@ class ServedPackage:
                 if not did:
                     self._engine.wait(IDLE_SECONDS)
             except BaseException as error:  # noqa: BLE001 - the thread continues with the next request
-                self._log(f"internal error: {type(error).__name__}: {error}; this is a bug in Partita")
+                with suppress(Exception):  # also if the line cannot be written
+                    self._log(f"internal error: {type(error).__name__}: {error}; this is a bug in Partita")
 
     def _send(self) -> None:
         """Pass the pieces of a step to the event loop, in one wake-up."""
@@ -241,7 +242,8 @@ class ServedPackage:
         self._tokens.step(now, deliveries)
         ended = [each.choice.ticket for each in deliveries if each.piece.finish_reason == "error"]
         for error in {id(ticket.error): ticket.error for ticket in ended}.values():
-            self._log(f"{self.name}: {error}")
+            with suppress(Exception):  # the line cannot be written
+                self._log(f"{self.name}: {error}")
 
 
 def open_served(

@@ -151,7 +151,9 @@ def test_chat_logprobs_are_consistent_and_match_when_streamed(chat):
         assert entry.bytes is None or bytes(entry.bytes).decode() == entry.token
     parts = [chunk.choices[0].logprobs for chunk in chat(messages=MESSAGES, logprobs=True, stream=True, **GREEDY)]
     streamed = [entry for part in parts if part is not None for entry in part.content]
-    assert [(e.token, e.logprob) for e in streamed] == [(e.token, e.logprob) for e in content]
+    assert [entry.token for entry in streamed] == [entry.token for entry in content]
+    # the second answer reuses the prompt's cached tokens, and rounding depends on the tokens per run
+    assert [entry.logprob for entry in streamed] == pytest.approx([entry.logprob for entry in content], abs=1e-4)
 
 
 def test_completion_logprobs_and_text_offsets_are_consistent(complete):

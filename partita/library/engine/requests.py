@@ -45,6 +45,8 @@ class Work:
     log-probabilities."""
     adapter: str | None = None
     """Name of an adapter of the package; None: the adapter of the batch (`BatchOptions.adapter`)."""
+    is_warm_up: bool = False
+    """A warm-up request, whose adapter reports omit."""
 
 
 class RequestOutput(NamedTuple):

@@ -235,6 +235,7 @@ class Scheduler(Engine, ABC):
             frozenset(work.stop_ids),
             fails_alone=True,
             adapter=work.adapter,
+            is_warm_up=work.is_warm_up,
         )
 
     def _adapter(self, ticket: Ticket) -> str | None:

@@ -254,7 +254,7 @@ class GenerationLoop:
         # Half the time of `Step(...)`.
         step = Step._make(
             ("decode", 1, len(steady.rows), tokens, now - began, began - self.mark, finish, False, steady.graph.file)
-            + (False, 0, 0, 1, drafts.seconds, errors, new_logprobs, ())
+            + (False, 0, 0, drafts.seconds, errors, new_logprobs, ())
         )
         if drafts.decoding_rows and self.control is not None:
             self.control[drafts.decoding_rows].record(0, drafts.seconds + time.perf_counter() - began, ())

@@ -73,6 +73,7 @@ class Prefixes:
         if not (own and cache.rewind(index, cache.lengths[index] - own)):
             own = 0
             cache.release_row(index)
+        self._report(index, own)
         if row.request.listener is None and cache.loads_rows and self._begins_anywhere(index, rows):
             prefix, loaded = self._longest_file(prompt, adapter, own)
             source = self._longest_row(index, rows, prompt, max(own, loaded))
@@ -81,9 +82,7 @@ class Prefixes:
                 self._copy(index, rows)
             elif prefix is not None:
                 cache.load_row(index, loaded, prefix.cut(loaded, cache).states)
-                own = loaded
-        if own:
-            self._report(index, own)
+                self._report(index, loaded - own)
 
     def release_row(self, index: int, row: Row | None) -> None:
         """Keep the tokens of a row that is now free, if they are valid."""
@@ -133,7 +132,9 @@ class Prefixes:
     def _own_tokens(self, index: int, prompt: Tokens, adapter: str | None) -> int:
         """Number of prompt tokens that a free row has."""
         row, filled = self._released.get(index), self._cache.lengths[index]
-        if row is None or row.request.adapter != adapter or not self._capacity.appends(1):
+        if row is None or index in self._cache.invalid or row.request.adapter != adapter:
+            return 0
+        if not self._capacity.appends(1):
             return 0
         common = self._common(prompt, row.history[:filled])
         enough = common == filled or (common >= LEAST_TOKENS and self._cache.can_rewind(filled - common, filled))
@@ -176,12 +177,13 @@ class Prefixes:
             return
         del self._awaited[index]
         if (rows[place] is row or self._released.get(place) is row) and self._is_there(place, row, count):
+            self._report(index, count - self._cache.lengths[index])
             self._cache.load_row(index, count, self._cache.save_row(place, count))
-            self._report(index, count)
 
     def _report(self, index: int, tokens: int) -> None:
-        self.reused_tokens += tokens
-        self._unreported[index] = tokens
+        if tokens:
+            self.reused_tokens += tokens
+            self._unreported[index] = self._unreported.get(index, 0) + tokens
 
 
 def common_tokens(one: npt.NDArray[np.int64], other: npt.NDArray[np.int64]) -> int:

@@ -88,6 +88,8 @@ class Request:
     """Position from which prompt tokens are run by decode steps; None: the whole prompt is prefilled."""
     one_by_one: bool = False
     """Tokens from `continues_at` are run one by one, like new tokens."""
+    is_warm_up: bool = False
+    """A warm-up request, whose adapter is not recorded."""
 
 
 @dataclass(slots=True)

@@ -84,16 +84,19 @@ def test_later_request_reuses_common_prefix_of_released_row(opened, states):
         engine.release_row(row)
 
 
-def test_steps_of_other_rows_do_not_spoil_a_released_row(opened):
-    engine = GenerationLoop(opened(batch=2, states=("key",), fewer=False), shares=True)
+@pytest.mark.parametrize("states", STATES, ids="+".join)
+def test_steps_of_other_rows_do_not_spoil_a_released_row(opened, states):
+    """Also with recurrent states, which take in the padding of the others' steps."""
+    engine = GenerationLoop(opened(batch=2, states=states, fewer=False), shares=True)
     for prompt in (PROMPTS[0], PROMPTS[1]):
         engine.add_request(Request(prompt, greedy, 3 if prompt is PROMPTS[0] else 9))
     some(engine, 4, {})
     engine.release_row(0)
     finish(engine)
     engine.release_row(1)
-    row = engine.add_request(Request([*PROMPTS[0], 5], greedy, 3))
-    assert finish(engine)[0][row] == known_tokens([*PROMPTS[0], 5], 3, ("key",))
+    turn = [*PROMPTS[0], *known_tokens(PROMPTS[0], 3, states), 5]
+    row = engine.add_request(Request(turn, greedy, 3))
+    assert finish(engine)[0][row] == known_tokens(turn, 3, states)
 
 
 @pytest.mark.parametrize("states", STATES, ids="+".join)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from typing import NamedTuple
 
@@ -78,6 +78,8 @@ class NextTokens:
         The sampler draws from the model's logits, so the distribution does not change.
         """
         drafts, row.drafted = row.drafts, 0
+        if not position_logits(row, graph, index, len(drafts)).finite and self._without_drafts(index, row):
+            return ()
         found: tuple[int, ...] = ()
         for position, token in enumerate((*drafts, None)):
             new = self._add(index, row, position_logits(row, graph, index, position))
@@ -87,6 +89,17 @@ class NextTokens:
         if row.error is None:
             self.cache.rewind(index, len(drafts) + 1 - max(len(found), 1))
         return found
+
+    def _without_drafts(self, index: int, row: Row) -> bool:
+        """Read a row again, and draft no more: attention may spread values of draft tokens that are not finite, also
+        where they are masked (0 * NaN). False if the row cannot be zeroed."""
+        if not self.cache.wipe(index):
+            self.cache.dirty = True
+            return False
+        self.cache.release_row(index)
+        row.request = replace(row.request, drafter=None)
+        row.read_again()
+        return True
 
     def _add(self, index: int, row: Row, seen: PositionLogits) -> tuple[int, ...]:
         """Add the next token of a row; none if its cache is full."""

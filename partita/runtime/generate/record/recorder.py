@@ -36,8 +36,6 @@ class Step(NamedTuple):
     """Draft tokens of all rows that were verified."""
     accepted: int = 0
     """Draft tokens of all rows that were accepted."""
-    width: int = 0
-    """S: tokens fed to each row, with padding and rejected draft tokens."""
     draft_seconds: float = 0.0
     """Drafting time, part of `overhead_seconds`, with runs of the draft model."""
     errors: tuple[str | None, ...] = ()
@@ -92,7 +90,8 @@ class Recorder:
     def on_request(self, index: int, row: Row) -> None:
         """Record a request in row `index`."""
         reads = row.known
-        self.adapters[row.request.adapter] = None
+        if not row.request.is_warm_up:
+            self.adapters[row.request.adapter] = None
         self.longest = max(self.longest, row.known)
         self.max_new_tokens = max(self.max_new_tokens, row.request.max_new_tokens)
         self._requests += 1
