@@ -133,7 +133,7 @@ def context_of(
         op_type=op_type,
         provider=provider,
         skipped=skipped,
-        is_added=not in_subgraph and name not in index.subgraph_nodes and index.is_added(name),
+        is_added=not in_subgraph and name in index.present and index.is_added(name),
         replaces=tuple(each for each in names if each != name),
         log=(*blank, *(line for each in dict.fromkeys((name, *names)) for line in index.log.get(each, ()))),
         patterns=facts.patterns,

@@ -103,7 +103,8 @@ def join_in_order(
         near = [node for node in nodes if node.provider in (None, listed[name])]
         return [node for node in near if node.op_type is None or node.is_related(exported[name])]
 
-    for name, nodes in region.called_after().items():
+    called = region.called_after()
+    for name, nodes in called.items():
         if len(own := suited(name, nodes)) == 1:
             region.executed_by_file_node[name] = own[0].name
     left = region.unmatched_file_nodes
@@ -117,6 +118,11 @@ def join_in_order(
     if len(groups) == len(fused) and len({node.op_type for node in fused}) == 1:
         for group, node in zip(groups, fused, strict=True):
             region.executed_by_file_node.update(dict.fromkeys(group, node.name))
+    for name in [each for each in called if region.owner(each) is None]:  # a fused activation names the node
+        makers = {region.owner(maker) for maker in region.file.before(name).values()}
+        made = [node.name for node in called[name] if node.provider in (None, listed[name]) and node.name in makers]
+        if len(made) == 1:
+            region.executed_by_file_node[name] = made[0]
     return JoinedNodes({**named, **known, **region.shares()})
 
 
@@ -300,7 +306,10 @@ def _divide(region: _Region, added: Sequence[str], functions: Collection[str]) -
     region.executed_by_file_node.update({node.name: node.name for node in region.executed if node.name in region.names})
     called = region.called_after().items()
     region.executed_by_file_node.update({name: nodes[0].name for name, nodes in called if len(nodes) == 1})
-    for kind in {node.op_type: node for node in region.executed}.values():
-        names = [name for name in region.unmatched_file_nodes if kind.is_related(region.file.nodes[name])]
-        region.pair_in_order([node for node in region.unmatched_executed_nodes if node.op_type == kind.op_type], names)
+    for exact in (True, False):
+        for kind in {node.op_type: node for node in region.executed}.values():
+            left = [(name, region.file.nodes[name]) for name in region.unmatched_file_nodes]
+            names = [name for name, node in left if (node.op_type == kind.op_type if exact else kind.is_related(node))]
+            ours = [node for node in region.unmatched_executed_nodes if node.op_type == kind.op_type]
+            region.pair_in_order(ours, names)
     region.merge([name for name in region.unmatched_file_nodes if name not in functions], added)

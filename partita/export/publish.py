@@ -103,7 +103,7 @@ class Reservation:
             raise
 
     def _taken(self, problem: str) -> PackageError:
-        """Move the finished folder to a free name; the error that tells the name."""
+        """Move the finished folder to a free name; the error with that name."""
         names = (self.out.with_name(f"{self.out.name}.new{f'-{n}' if n > 1 else ''}") for n in itertools.count(1))
         free = next(name for name in names if not os.path.lexists(name))
         return PackageError(

@@ -43,7 +43,8 @@ def _findings(report: MachineReport) -> Iterator[Line]:
 def _runtime(report: MachineReport) -> Section:
     """Versions and GPUs."""
     plugins = ", ".join(f"{name} {version}" for name, version in report.plugins.items())
-    rows = [*fields_of(report.onnxruntime), ("plugins", plugins or "none installed")]
+    version = [] if report.onnxruntime.version else [("version", "none: ONNX Runtime cannot be imported")]
+    rows = [*version, *fields_of(report.onnxruntime), ("plugins", plugins or "none installed")]
     if report.gpus is None:
         rows.append(("NVIDIA GPUs", "unknown: no driver responds, or nvidia-ml-py is not installed"))
     for gpu in report.gpus or ():

@@ -236,7 +236,7 @@ def state_sources(facts: RunFacts, indexes: Sequence[SessionIndex]) -> tuple[Sou
         ("assignment", sum(len(session.assigned or ()) for session in sessions), "node"),
         ("profile", sum(len(session.events) for session in sessions), "node execution"),
         ("native_log", sum(len(session.log) for session in sessions), "line"),
-        ("probe", sum(len(known.probes) for known in providers) + rejected, "probed node or part"),
+        ("probe", sum(len(known.probes) for known in providers) + rejected, "probed node"),
         ("memory_info", sum(len(session.ports) for session in sessions), "graph port"),
         ("binding", len(facts.states), "state buffer"),
         ("clock", len(facts.steps), "step"),
@@ -245,9 +245,10 @@ def state_sources(facts: RunFacts, indexes: Sequence[SessionIndex]) -> tuple[Sou
     missing = "; ".join(dict.fromkeys(filter(None, (session.optimised_missing_reason for session in sessions))))
     found = []
     for source, amount, noun in amounts:
-        covers = plural(amount, noun) if amount else "no data in this run"
+        there = amount > 0 or (source == "assignment" and any(each.assigned is not None for each in sessions))
+        covers = plural(amount, noun) if there else "no data in this run"
         covers += f"; {missing}" if missing and source == "optimised_model" else ""
-        found.append(SourceStatement(source=source, available=amount > 0, covers=covers))
+        found.append(SourceStatement(source=source, available=there, covers=covers))
     return tuple(found)
 
 

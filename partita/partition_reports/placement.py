@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from partita.diagnosis import naming, native_log
 from partita.diagnosis.evidence import name_in, names_a_node
-from partita.diagnosis.execution import ProvidersBySource
+from partita.diagnosis.execution import HOST_DEVICE, ProvidersBySource
 from partita.diagnosis.graphs import COMPILED
 from partita.diagnosis.session_index import SessionIndex
 from partita.observations.facts import AssignedNode
@@ -67,8 +67,12 @@ def _sources_of(index: SessionIndex, name: str) -> tuple[Source, ...]:
 
 
 def find_conflicts(index: SessionIndex, phase: PhaseName) -> tuple[SourceConflict, ...]:
-    """Nodes for which sources name different providers, or none, or whose experiment contradicts its log line."""
-    found = (*_conflicting_providers(index), *_conflicting_probes(index))
+    """Nodes with conflicting sources.
+
+    Either sources name different providers, or none; or a node is in one of two graphs only; or an experiment
+    contradicts its log line.
+    """
+    found = (*_conflicting_providers(index), *_conflicting_graphs(index), *_conflicting_probes(index))
     return tuple(SourceConflict(phase=phase, node=node, detail=text, sources=sources) for node, text, sources in found)
 
 
@@ -84,6 +88,16 @@ def _conflicting_providers(index: SessionIndex) -> Iterator[Conflict]:
         if len(providers) != 1:
             detail = _describe(by_source) if by_source else "no source names a provider for this node"
             yield name, detail, tuple(by_source) or (index.order_source,)
+
+
+def _conflicting_graphs(index: SessionIndex) -> Iterator[Conflict]:
+    """Nodes in the plan only, or in the optimised graph only."""
+    if index.order_source == "plan_file" and index.optimised is not None:
+        for names, others, detail in (
+            (index.order, index.optimised.nodes, "in the plan but not in the optimised graph"),
+            (index.optimised.nodes, index.present, "in the optimised graph but not in the plan"),
+        ):
+            yield from ((name, detail, ("plan_file", "optimised_model")) for name in names if name not in others)
 
 
 def _count_copies(index: SessionIndex) -> tuple[int, int]:
@@ -117,21 +131,17 @@ def find_subgraphs(index: SessionIndex) -> Subgraphs | None:
     listed = index.in_subgraphs()
     if listed is None:
         return None
-    is_listed = index.facts.assigned is not None
-    providers = (node.provider for node in listed) if is_listed else index.facts.registered
     inserted, in_plan = _count_copies(index)  # copies in the branches of an If may have equal lines
     logged = native_log.is_at_info(index.facts.log)
     nodes = [_subgraph_node(index, node) for node in listed]
     on_cpu = tuple(node for node in nodes if node.provider == CPU)
     return Subgraphs(
         nodes=len(listed),
-        is_known=is_listed or not index.has_subgraphs,
+        is_known=index.facts.assigned is not None or not index.has_subgraphs,
         on_cpu=on_cpu,
         function_nodes=tuple(node for node in nodes if any(each in index.file_nodes for each in node.replaces)),
         copies=max(inserted - in_plan, 0) if logged else None,
-        may_have_more_copies=index.has_subgraphs
-        and _reads_around(index)
-        and len({*map(index.provider, index.order), *providers} - {None}) > 1,
+        may_have_more_copies=index.has_subgraphs and _reads_around(index) and _spans_devices(index, listed),
     )
 
 
@@ -160,3 +170,15 @@ def _reads_around(index: SessionIndex) -> bool:
     main_tensors |= {tensor for node in (*facts.graph, *optimised) for tensor in node.outputs if tensor}
     inside = (*facts.subgraph_nodes, *(each for node in optimised for each in node.subgraph_nodes))
     return any(tensor in main_tensors for node in inside for tensor in node.inputs)
+
+
+def _spans_devices(index: SessionIndex, listed: Iterable[AssignedNode]) -> bool:
+    """Whether nodes of main graph and control-flow subgraphs may be on providers with different memories.
+
+    A provider whose nodes of the main graph are on the CPU device uses CPU memory.
+    """
+    facts = index.facts
+    main = {*map(index.provider, index.order)} - {None}
+    inside = {node.provider for node in listed} if facts.assigned is not None else {*facts.registered}
+    on_host = {CPU, *(main if set(facts.plan_devices or ()) == {HOST_DEVICE} else ())}
+    return len({CPU if provider in on_host else provider for provider in (*main, *inside)}) > 1

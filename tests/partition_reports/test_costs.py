@@ -212,6 +212,15 @@ def test_buffer_in_unexpected_memory_counts_as_copy(direction, required, bound, 
     assert [copy.direction for copy in copies if copy.name == "p"] == found
 
 
+def test_node_missing_from_plan_or_graph_is_a_conflict():
+    extra = (*optimised()[:-1], GraphNode("lost", "Relu", "", ("scaled",), ("logits",)))
+    found = {entry.node: entry.detail for entry in report_with(extra).conflicts}
+    assert found == {
+        "lm_head/MatMul": "in the plan but not in the optimised graph",
+        "lost": "in the optimised graph but not in the plan",
+    }
+
+
 def test_sources_give_reason_for_missing_optimised_graph():
     said = {entry.source: entry for entry in report_with().sources}
     assert said["optimised_model"].available and "13 nodes" in said["optimised_model"].covers

@@ -270,11 +270,14 @@ def pairs(caption: str, rows: Iterable[tuple[str, str | None]]) -> Pairs:
 
 
 def fields_of(record: BaseModel, *exclude: str, prefix: str = "") -> list[tuple[str, str]]:
-    """Names and values of a record's fields as text, without nested records and empty values (0, false, null)."""
+    """Names and values of a record's fields as text, without nested records, unknown values and counts of 0."""
     return [
         (f"{prefix}{name.removesuffix('_bytes').replace('_', ' ')}", _value_text(name, value))
         for name, value in record
-        if value and name not in exclude and not any(isinstance(each, BaseModel) for each in _items(value))
+        if name not in exclude
+        and value not in (None, "", (), {})
+        and not (type(value) is int and value == 0)
+        and not any(isinstance(each, BaseModel) for each in _items(value))
     ]
 
 
@@ -284,11 +287,15 @@ def _items(value: object) -> tuple[object, ...]:
 
 def _value_text(name: str, value: object) -> str:
     """The value of a field; the suffix of its name is the unit."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if isinstance(value, int):
-        return "yes" if value is True else human_bytes(value) if name.endswith("_bytes") else f"{value:,}"
+        return human_bytes(value) if name.endswith("_bytes") else f"{value:,}"
     if isinstance(value, dict):
         return ", ".join(f"{key or 'ai.onnx'} {each}" for key, each in value.items())
-    return decimals(value) if isinstance(value, float) else name_some(map(str, _items(value)))
+    if isinstance(value, float):
+        return decimals(value) if abs(value) >= 100 else f"{value:.6g}"
+    return name_some(map(str, _items(value)))
 
 
 def text_of(cell: Cell) -> str:

@@ -6,6 +6,7 @@ session, so that a dry run never uses a real GPU; a real run calls `ensure_real`
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -77,7 +78,7 @@ def prepare(provider_library: Path, *, cache: Path | None = None) -> Path:
         raise ProviderError(f"the dry run needs Linux on x86-64; this is {sys.platform} on {platform.machine()}")
     sources = {library.soname: _c_source(library) for library in LIBRARIES}
     build = _build_name(provider_library, sources)
-    folder = (cache or default_cache()).absolute() / build
+    folder = _loadable(cache or default_cache()) / build
     if folder.is_dir():
         return folder
     label = f"{provider_library} (ONNX Runtime {runtime_version(provider_library)})"
@@ -174,14 +175,35 @@ def _marker_if_loaded(soname: str) -> str | None:
 
 
 def default_cache() -> Path:
-    """Folder of builds: in the cache folder, or a temporary one if there is none."""
-    return cache_folder(KIND) or Path(_of_this_process().name)
+    """Folder of builds: in the cache folder, or a temporary one. Raises ProviderError if neither is writable."""
+    try:
+        folder = cache_folder(KIND)
+        with contextlib.suppress(OSError):
+            if folder is not None:
+                folder.mkdir(parents=True, exist_ok=True)
+                if os.access(folder, os.W_OK | os.X_OK):
+                    return folder
+        return Path(_of_this_process().name)
+    except OSError as error:
+        raise ProviderError(
+            f"no writable folder for the stub libraries ({error}); set {CACHE_VARIABLE} to a folder"
+        ) from error
 
 
 @functools.cache
 def _of_this_process() -> tempfile.TemporaryDirectory[str]:
     """A temporary folder that is removed at the end of the process."""
     return tempfile.TemporaryDirectory(prefix="partita-", ignore_cleanup_errors=True)
+
+
+def _loadable(cache: Path) -> Path:
+    """The absolute path of `cache`. Raises ProviderError for characters with a meaning in LD_LIBRARY_PATH."""
+    path = cache.absolute()
+    if any(mark in str(path) for mark in ":;$"):  # separators and variables of LD_LIBRARY_PATH
+        raise ProviderError(
+            f"{path}: the loader cannot use a path with ':', ';' or '$'; set {CACHE_VARIABLE} to another folder"
+        )
+    return path
 
 
 def _c_source(library: Library) -> str:

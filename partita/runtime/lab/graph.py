@@ -382,12 +382,12 @@ def _evaluate(
         small = is_small(constant) and constant.data_type != onnx.TensorProto.STRING
         return (onnx.numpy_helper.to_array(constant),) if small else ()
     known = {name: values[name] for name in node.input if name in values}
-    if node.op_type in ("Shape", "Size") and (sizes := sizes_of(fixed.get(node.input[0]))) is not None:
-        known[node.input[0]] = np.broadcast_to(np.float32(0), sizes)
-    if node.op_type not in FOLDED or any(name and name not in known for name in node.input):
-        return ()
     opsets = {entry.domain: entry.version for entry in proto.opset_import}
     try:
+        if node.op_type in ("Shape", "Size") and (sizes := sizes_of(fixed.get(node.input[0]))) is not None:
+            known[node.input[0]] = np.broadcast_to(np.float32(0), sizes)
+        if node.op_type not in FOLDED or any(name and name not in known for name in node.input):
+            return ()
         if _may_be_large(node, list(known.values())):
             return ()
         made = ReferenceEvaluator(node, opsets=opsets).run(None, known)

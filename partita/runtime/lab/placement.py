@@ -295,14 +295,14 @@ def _run(session: Session, found: Placement, model: bytes) -> Placement:
     """The outcome of a supported node after a run with floats of known sizes; in a dry run, on the CPU provider."""
     from partita.runtime.ort.errors import one_line
 
-    sizes = json.loads(session.metadata(RUN) or "{}")
+    sizes = json.loads(session.metadata(RUN) or "null")
     floats = all(port.type in FLOATS for port in session.inputs)
     if session.metadata(RUN) and not found.message and any(name.startswith(PREFIX) for name in os.environ):
         ran, failure = _run_on_cpu(model, sizes) if sizes is not None else (False, "")
         if failure and floats:
             return Placement("invalid", f"the CPU provider cannot run the changed node: {one_line(failure)}")
         return found if ran else Placement("placed")
-    if not sizes or not floats:
+    if sizes is None or not floats:
         return found
     if run_failure := session.failure_of_run(RUN):
         return Placement("failed", f"it is assigned the node, but the run fails: {one_line(run_failure)}")

@@ -233,6 +233,8 @@ def _probe_nodes(
     subjects: list[Subject] = []
     found: list[dict[str, NodeProbe]] = [{} for _ in sessions]
     graphs: dict[int, Graph] = {}
+    by_model: dict[str, list[Subject]] = {}
+    """Subjects by the hash of their model: comparing each with all others takes minutes for 10,000 nodes."""
     holders: dict[tuple[int, str], str] = {}
     for number, session in enumerate(sessions):
         index = index_session(session)
@@ -252,8 +254,10 @@ def _probe_nodes(
             except CannotProbeError as error:
                 found[number][name] = NodeProbe(name, (), str(error))
                 continue
-            if (subject := next((each for each in subjects if each.variant == variant), None)) is None:
-                subjects.append(subject := Subject(variant, []))
+            alike = by_model.setdefault(fingerprint(variant_model(variant)), [])
+            if (subject := next((each for each in alike if each.variant == variant), None)) is None:
+                alike.append(subject := Subject(variant, []))
+                subjects.append(subject)
             subject.nodes.append((number, name))
             if holder := holder_in_run(index, graph, name):
                 holders[number, name] = holder
