@@ -135,9 +135,7 @@ def open_session(
             fallbacks = [node for node in session.assigned() if node.provider == CPU]
             if fallbacks and CPU not in ort_names(active_of(session.resolutions)):
                 raise not_all_on(path, session.resolutions, opened_facts(path, session, session.resolutions))
-            for pin, entry in product(pins, session.resolutions):
-                if entry.provider.name == pin.provider.name and entry.status != "active":
-                    raise ProviderError(f"`pins={pin.text}`: {no_provider_text([entry])}", remedy=remedy_for([entry]))
+            _check_providers_of(pins, session.resolutions)
             session.pins = check_pins(session, marks)
             if not os.environ.get(BUILD_VARIABLE):
                 ensure_real()  # LD_LIBRARY_PATH may still point to the stub libraries of a dry run
@@ -145,6 +143,13 @@ def open_session(
             session.close()
             raise
         return session
+
+
+def _check_providers_of(pins: Sequence[Pin], chain: Sequence[Resolution]) -> None:
+    """Raise ProviderError for a pin to a provider that is not active."""
+    for pin, entry in product(pins, chain):
+        if entry.provider.name == pin.provider.name and entry.status != "active":
+            raise ProviderError(f"`pins={pin.text}`: {no_provider_text([entry])}", remedy=remedy_for([entry]))
 
 
 def _check_order(chain: Sequence[Resolution]) -> None:

@@ -183,13 +183,7 @@ def place_model(model: OnnxModel, shapes: Mapping[str, Shape], opening: OpenOpti
             sessions=(seen,),
             states=(),
             steps=steps,
-            memory=Memory(
-                weight_bytes=model.weight_bytes,
-                cache_bytes=0,
-                rss_before_load_bytes=before,
-                rss_after_load_bytes=after,
-                peak_rss_bytes=max(peak_rss_bytes(), before, after),
-            ),
+            memory=_memory(model, before, after),
             tokenizer_load_seconds=0.0,
             first_token_seconds=None,
             prompt_tokens=0,
@@ -208,6 +202,17 @@ def place_model(model: OnnxModel, shapes: Mapping[str, Shape], opening: OpenOpti
         if not ran.still_running:  # a second session could wait for a run that does not end
             facts = with_graphs(facts, (session,), error)
         return PlacementFacts(facts, session.resolutions, error)
+
+
+def _memory(model: OnnxModel, before: int, after: int) -> Memory:
+    """Memory of the process, with its resident bytes before and after the session was opened."""
+    return Memory(
+        weight_bytes=model.weight_bytes,
+        cache_bytes=0,
+        rss_before_load_bytes=before,
+        rss_after_load_bytes=after,
+        peak_rss_bytes=max(peak_rss_bytes(), before, after),
+    )
 
 
 def _run_session(
