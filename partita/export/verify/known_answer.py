@@ -144,8 +144,8 @@ def load(checkpoint: Checkpoint, scratch: Path | None = None) -> Any:
     ):
         with torch.device("meta"):
             kind = type(auto_class(config).from_config(config))
-        if not isinstance(config, kind.config_class):  # a class of the text part, as of llama4
-            config = config.get_text_config(decoder=True)
+        if isinstance(text := config.get_text_config(decoder=True), kind.config_class):
+            config = text  # a class of the text part, as of llama4
         model, info = kind.from_pretrained(
             None,
             config=config,
