@@ -79,15 +79,15 @@ def test_draft_tokens_reduce_steps_without_changing_output(opened, wrong):
         assert not any(step.accepted for step in steps) and sum(step.drafted for step in steps) > 40
 
 
-def test_draft_token_with_non_finite_values_ends_only_its_row(opened):
-    """A mask of zeros does not hide NaN, so the logits before the draft token are affected, too."""
+def test_draft_token_with_non_finite_values_does_not_change_the_result(opened):
+    """A mask of zeros does not hide NaN, so the row is read again without drafts."""
     engine = GenerationLoop(opened(graph="felt", batch=2, states=KEYS))
-    wanted = known_tokens(PROMPTS[0], 3, KEYS)
-    drafter = Drafts([*PROMPTS[0], *wanted, *[BROKEN] * 14])
+    wanted = known_tokens(PROMPTS[0], 17, KEYS)
+    drafter = Drafts([*PROMPTS[0], *wanted[:3], *[BROKEN] * 14])
     row = engine.add_request(Request(PROMPTS[0], greedy, 17, fails_alone=True, drafter=drafter))
     other = engine.add_request(Request(PROMPTS[1], greedy, 20))
     found = finish(engine)
-    assert found[row] == wanted[: len(found[row])] and "not finite" in (engine.row(row).error or "")
+    assert found[row] == wanted and engine.row(row).error is None
     engine.release_row(row)
     again = engine.add_request(Request(PROMPTS[0], greedy, 9))
     late = finish(engine)
