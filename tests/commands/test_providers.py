@@ -20,13 +20,13 @@ from partita.commands import inspection
 from partita.errors import UsageError
 from partita.machine.records import EnvironmentFinding, MachineReport, ProviderEntry
 from partita.options.inspection import ProvidersCommand
-from partita.partition_reports.render.show import print_text
 from partita.providers.resolve import known_providers
 from partita.runtime.chain import wheels
 from partita.runtime.chain.wheels import Wheel, environment_findings, owns_runtime, runtime_wheels
 from partita.runtime.machine import describe_machine
 from partita.runtime.ort.registry import available_ort_names
 from tests.conftest import REPOSITORY
+from tests.views import print_text
 
 SCHEMA = REPOSITORY / "docs" / "providers.schema.json"
 

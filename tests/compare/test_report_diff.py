@@ -10,7 +10,6 @@ from rich.console import Console
 from partita.compare.reports import compare
 from partita.observations.records import InstalledWheel
 from partita.partition_reports.records import Subgraphs
-from partita.partition_reports.render.show import print_text
 from tests.partition_reports.report_changes import (
     compiled,
     each_node,
@@ -21,6 +20,7 @@ from tests.partition_reports.report_changes import (
     with_cost,
 )
 from tests.partition_reports.samples import CPU, GPU, MISSING_FIRST_CHAIN, PACKAGE, recorded_facts, report_of
+from tests.views import print_text
 
 QUERY, MUL = "model.layers.0.self_attn.q_proj/MatMul", "model.layers.0.mlp/Mul"
 

@@ -8,9 +8,9 @@ from rich.console import Console
 
 from partita.cli import run
 from partita.compare.packages import compare_tables as compare
-from partita.partition_reports.render.show import print_text
 from partita.partition_reports.storage import to_json
 from tests.support.tables import answer, form, table
+from tests.views import print_text
 
 FLOAT, HALF, WHOLE = "T=tensor(float)", "T=tensor(float16)", "T=tensor(int64)"
 BEFORE = table(

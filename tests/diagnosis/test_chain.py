@@ -17,8 +17,9 @@ from partita.observations.facts import AssignedNode, NodeProbe, ProbeRun, Sessio
 from partita.observations.log_pattern import LogPattern
 from partita.observations.records import ChainEntry
 from partita.partition_reports.records import Report
-from partita.partition_reports.render.show import REPORT_VIEWS, print_text
+from partita.partition_reports.render.show import REPORT_VIEWS
 from tests.partition_reports.samples import CPU, exported, report_of, run_facts, session_facts
+from tests.views import print_text
 
 TENSORRT, CUDA = "TensorrtExecutionProvider", "CUDAExecutionProvider"
 ON_TENSORRT, ON_CUDA, ON_CPU = "a/MatMul", "b/Add", "c/Det"

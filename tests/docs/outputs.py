@@ -114,7 +114,7 @@ def not_used() -> str:
 
 def machine() -> str:
     """What `partita providers` prints."""
-    from partita.partition_reports.render.show import print_text
+    from tests.views import print_text
 
     return on_a_page(lambda console: print_text(recordings.machine(), "partita.machine.document", console))
 
@@ -128,7 +128,7 @@ def verified() -> str:
 
 def drifted() -> str:
     """What `partita drift` prints."""
-    from partita.partition_reports.render.show import print_text
+    from tests.views import print_text
 
     return on_a_page(lambda console: print_text(recordings.drifted(), "partita.drift.document", console))
 
@@ -143,7 +143,7 @@ def evaluated() -> str:
 
 def bench() -> str:
     """What `partita bench` prints."""
-    from partita.partition_reports.render.show import print_text
+    from tests.views import print_text
 
     return on_a_page(lambda console: print_text(recordings.bench(), "partita.bench.sections", console))
 
@@ -265,7 +265,7 @@ def error_as_json() -> str:
 
 def supported() -> str:
     """Two operators of the published table of WebGPU."""
-    from partita.partition_reports.render.show import print_text
+    from tests.views import print_text
 
     found = support_tables.table(support_tables.FOLDER / "webgpu.json.xz")
     operators = tuple(entry for entry in found.operators if entry.full_name in ("Cast", "Resize"))

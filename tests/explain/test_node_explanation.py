@@ -14,7 +14,6 @@ from partita.explain.node_explanation import Explanation, Matches, find
 from partita.observations import facts
 from partita.observations.records import Probing
 from partita.partition_reports.records import SourceConflict, SubgraphNode, Subgraphs
-from partita.partition_reports.render.show import print_text
 from tests.partition_reports.report_changes import HARMFUL, HOSTILE, compiled, each_phase, mixed, renamed
 from tests.partition_reports.samples import (
     CPU,
@@ -24,6 +23,7 @@ from tests.partition_reports.samples import (
     report_of,
     run_facts,
 )
+from tests.views import print_text
 
 GATHER, DET = "model.rotary_emb/Gather", "model.layers.0.self_attn/Det"
 SIGMOID, MUL = "model.rotary_emb/Expand", "model.layers.0.mlp/Mul"

@@ -20,7 +20,7 @@ from partita.compare.reports import compare
 from partita.diagnosis.explanation import refused_nodes
 from partita.explain.node_explanation import Explanation, Matches, find
 from partita.machine.records import Device, Gpu, MachineReport, OnnxRuntime, ProviderEntry
-from partita.partition_reports.render.show import REPORT_VIEWS, print_text
+from partita.partition_reports.render.show import REPORT_VIEWS
 from partita.partition_reports.render.terminal import Page
 from partita.partition_reports.sections.model import Column
 from partita.runtime.chain.advice import rows_of
@@ -29,6 +29,7 @@ from tests.diagnosis import test_refusal
 from tests.partition_reports import pages, report_changes
 from tests.partition_reports.reports import REPORTS, recorded
 from tests.partition_reports.samples import ENVIRONMENT, PACKAGE
+from tests.views import print_text
 
 WIDTHS = (120, 80, 60)
 TABLES = ("recorded webgpu", "recorded cuda dry run", "recorded torch export", "many inputs", "unavailable")

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from partita.observations.records import InstalledWheel
 from partita.observations.text_format import clean, decimals, families, human_bytes, plural, tally
-from partita.partition_reports.render.show import REPORT_VIEWS, print_text
+from partita.partition_reports.render.show import REPORT_VIEWS
 from partita.partition_reports.sections.fallbacks import by_reason
 from partita.partition_reports.sections.shared import top_actions
 from tests.partition_reports.reports import many_inputs
@@ -33,6 +33,7 @@ from tests.partition_reports.samples import (
     shown,
     windows,
 )
+from tests.views import print_text
 
 
 def rendered(report, width=80, encoding="utf-8"):

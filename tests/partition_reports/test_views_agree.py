@@ -14,7 +14,7 @@ from rich.console import Console
 from partita.observations.text_format import clean, decimals
 from partita.partition_reports.outcome import counted_rows, fallbacks_of, used_phases
 from partita.partition_reports.records import Report
-from partita.partition_reports.render.show import REPORT_VIEWS, print_text
+from partita.partition_reports.render.show import REPORT_VIEWS
 from partita.partition_reports.sections import copies, fallbacks, phases, placement
 from partita.partition_reports.sections.model import (
     Block,
@@ -33,6 +33,7 @@ from partita.partition_reports.sections.report import document, sections
 from tests.partition_reports.html_tree import Element, read, section, words
 from tests.partition_reports.reports import REPORTS
 from tests.partition_reports.samples import shown as view_of
+from tests.views import print_text
 
 
 @dataclass(frozen=True)

@@ -108,10 +108,3 @@ def load_view(name: str, where: str = REPORT_VIEWS) -> View:
     if name not in views.names:
         raise UsageError(f"unknown view {name!r}; choose from: {', '.join(views.names)}")
     return views.load(name)
-
-
-def print_text(record: Any, where: str, console: Console, name: str = "text") -> None:
-    """Print the text or brief view of a record to a console."""
-    view = load_view(name, where)
-    assert view.print_to is not None
-    view.print_to(record, console)
