@@ -11,7 +11,7 @@ adapter. Old exporters list every weight as an input with a default; those have 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
@@ -254,8 +254,8 @@ def written_axis(pair: Pair, graph: GraphFacts) -> tuple[int | None, bool]:
 
     The node is found from present, through nodes that keep the values.
     """
-    axes, name = list(range(len(pair.present.shape or ()))), pair.present.name
-    while (node := graph.producers.get(name)) is not None and node.input:
+    axes = list(range(len(pair.present.shape or ())))
+    for node in _upstream(pair.present.name, graph):
         if node.op_type in WRITING:
             sources, axis = {_origin(each, graph) for each in node.input}, integer(node, "axis", WRITING[node.op_type])
             shown = pair.past.name in sources and -len(axes) <= axis < len(axes)
@@ -267,15 +267,25 @@ def written_axis(pair: Pair, graph: GraphFacts) -> tuple[int | None, bool]:
             axes = [axes[order.index(axis)] for axis in range(len(axes))]
         elif node.op_type not in SAME_VALUES:
             break
-        name = node.input[0]
     return None, False
 
 
 def _origin(name: str, graph: GraphFacts) -> str:
     """The tensor that others have the values of, in another order or type."""
-    while (node := graph.producers.get(name)) is not None and node.op_type in SAME_VALUES | {"Transpose"}:
+    for node in _upstream(name, graph):
+        if node.op_type not in SAME_VALUES | {"Transpose"}:
+            break
         name = node.input[0]
     return name
+
+
+def _upstream(name: str, graph: GraphFacts) -> Iterator[onnx.NodeProto]:
+    """The node that computes a tensor, then that of its first input, and so on; a damaged graph may have cycles."""
+    seen: set[str] = set()
+    while (node := graph.producers.get(name)) is not None and node.input and name not in seen:
+        seen.add(name)
+        yield node
+        name = node.input[0]
 
 
 def growing_axis(pair: Pair, graph: GraphFacts, batch: int | None) -> int | None:

@@ -221,6 +221,15 @@ def test_written_axis_is_the_length_where_the_mask_has_no_size(heads: int, tmp_p
     assert (graph.max_length, graph.states[0].growing_axis) == (32, None)
 
 
+def test_cycle_in_a_damaged_graph_is_refused(tmp_path: Path) -> None:
+    model = parser.parse_model(fixed(SCATTERED))
+    next(node for node in model.graph.node if "present_key_0" in node.output).input[0] = "a"
+    model.graph.node.extend(onnx.helper.make_node("Identity", [one], [other]) for one, other in ("ab", "ba"))
+    onnx.save(model, tmp_path / "decoder.onnx")
+    with pytest.raises(PackageError):
+        load_runner(tmp_path, parse_chain("cpu"), manifest=open_folder(tmp_path))
+
+
 def test_state_without_rows_and_past_length_are_supported(tmp_path: Path) -> None:
     folder = folder_of(SUMMED, tmp_path / "summed")
     (state,) = open_folder(folder).graph.states
