@@ -5,6 +5,7 @@ Selection of the graphs that read convolution or recurrent states from the previ
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -50,6 +51,10 @@ from partita.export.weights.sources import FloatSource
 from partita.export.work import Work, add_note
 from partita.package.folder import Manifest, not_exported
 from partita.package.records import Calibration, PackedWeights
+from partita.process import free_bytes
+
+FREE_MODELS = 2
+"""Free memory, as a multiple of the float32 source model's, with which it stays in memory."""
 
 
 def continuing(work: Work, traced: list[TracedGraph]) -> list[TracedGraph]:
@@ -235,6 +240,13 @@ class Exported:
         return () if self.graphs is None else self.graphs.draft.adapters.switched
 
     @property
+    def model_folder(self) -> Path | None:
+        """The folder for the parameters of the source model. None: in memory, where a run of the package needs as much
+        and there is enough."""
+        size = 4 * sum(math.prod(info.shape) for info in self.checkpoint.tensors.values())
+        return self.work.scratch if self.work.options.quantises or free_bytes() < FREE_MODELS * size else None
+
+    @property
     def calibrates(self) -> bool:
         """Whether the weights are calibrated on a text before they are written."""
         return self.graphs is not None and self.graphs.draft.text is not None
@@ -274,7 +286,7 @@ class Exported:
             prepare=prepared if key[1] or adapter is not None else None,
             weights=weights_text(placed or narrowed, changed, adapter),
             afterwards=rounded if changed else None,
-            scratch=work.scratch,
+            scratch=self.model_folder,
         )
         return answer
 

@@ -8,7 +8,8 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,7 +31,7 @@ from partita.export.target import Target
 from partita.export.verify import known_answer, package_runs, quality, self_check
 from partita.export.verify.known_answer import KnownAnswer
 from partita.export.verify.package_runs import CPU, RoundingParityError, opened_and_run, run_all, run_on_cpu
-from partita.export.verify.quality import SourceLogits
+from partita.export.verify.quality import Scorer, SourceLogits
 from partita.export.verify.texts import Text
 from partita.export.weights import external_data as weights
 from partita.export.weights import memory_map
@@ -95,25 +96,42 @@ def write(exported: Exported, target: Target | None) -> tuple[Manifest, Verifica
     """
     work = exported.work
     text = _quality_text(exported)
-    _check_space(exported, text)
-    manifest = _verify(exported, _write_files(exported))
-    if work.options.cache_precision is not None and work.scorer is not None:
-        with stage(work.progress, "round cache", work.seconds) as current:
-            chosen = "quality-text" in work.recorded_options
-            words = cache_rounding.read_text(work.options, exported.checkpoint, manifest, chosen=chosen)
-            manifest = cache_rounding.apply(work.folder, manifest, words, work.scorer, current)
     measured = text is not None
+    _check_space(exported, text)
+    with ExitStack() as stack:
+        opened = _Opened(work, stack) if measured and computes_in_half_precision(work.options.computing) else None
+        manifest = _verify(exported, _write_files(exported), opened)
+        if work.options.cache_precision is not None and work.scorer is not None:
+            with stage(work.progress, "round cache", work.seconds) as current:
+                chosen = "quality-text" in work.recorded_options
+                words = cache_rounding.read_text(work.options, exported.checkpoint, manifest, chosen=chosen)
+                manifest, opened = cache_rounding.apply(work.folder, manifest, words, work.scorer, current), None
+        manifest = _with_quality(exported, manifest, text, opened)
     manifest, (result, smoke) = _run(work, manifest, lambda m: run_all(work, m, target, measured=measured))
-    manifest = _with_quality(exported, manifest, text)
     _refuse_ratio(work, manifest)
     return manifest.model_copy(update={"smoke": smoke}), result
+
+
+class _Opened:
+    """The package open on the CPU provider: replayed, and then measured without opening it again."""
+
+    def __init__(self, work: Work, stack: ExitStack) -> None:
+        self._work, self._stack = work, stack
+        self.package: Scorer | None = None
+
+    def replay(self, folder: Path, manifest: Manifest) -> Verification:
+        """Open the package and replay its known answer; see `Work.replay`."""
+        assert self._work.scorer is not None
+        self._stack.close()
+        self.package = self._stack.enter_context(self._work.scorer(folder, manifest))
+        return self.package.replay(manifest)
 
 
 def _check_space(exported: Exported, text: Text | None) -> None:
     """Raise ResourceError where memory or disk are too small for the package and its source model."""
     work, graph = exported.work, exported.manifest.graph
     if work.options.verify:
-        held = memory_map.resident_parameters(exported.checkpoint.tensors, work.scratch, graph.weight_bytes)
+        held = memory_map.resident_parameters(exported.checkpoint.tensors, exported.model_folder, graph.weight_bytes)
         cache = state_bytes(graph.states, work.options.computing.cpu_dtype)
         known_answer.check_memory(held, cache, needed=work.options.quantises)
     needed = graph.weight_bytes + _rounded_parameters(exported)  # one byte each, until they are written
@@ -137,7 +155,9 @@ def _write_files(exported: Exported) -> Manifest:
     with (
         _calibrated_weights(exported) as packed,
         stage(work.progress, "write weights", work.seconds, graph.weight_bytes) as current,
+        ThreadPoolExecutor(1) as hashing,
     ):
+        sources = hashing.submit(_source_files, checkpoint)
         data = weights.write_data(exported.models, folder, current)
     with stage(work.progress, "write graph", work.seconds):
         for file, model in zip(graph.files, exported.models, strict=True):
@@ -150,10 +170,6 @@ def _write_files(exported: Exported) -> Manifest:
         if GENERATION not in checkpoint.companions():
             write_generation(checkpoint.config, folder)
         work.notes += stop_notes(work.reader, folder, graph.vocab_size)
-        sources = tuple(
-            FileRecord(name=path.name, size_bytes=path.stat().st_size, sha256=linked_sha256(path) or sha256_of(path))
-            for path in (checkpoint.folder / name for name in checkpoint.files)
-        )
         for each, record in zip(exported.switched, manifest.switchable, strict=True):
             assert work.write_adapter is not None and exported.graphs is not None and record.file is not None
             work.write_adapter(folder / record.file, parameters(each, exported.graphs.branches.values()))
@@ -161,12 +177,21 @@ def _write_files(exported: Exported) -> Manifest:
     others = [record_file(folder, path.name) for path in sorted(folder.iterdir()) if path.name != WEIGHTS]
     return manifest.model_copy(
         update={
-            "source": manifest.source.model_copy(update={"files": sources}),
+            "source": manifest.source.model_copy(update={"files": sources.result()}),
             "graph": graph.model_copy(update={"weight_bytes": data.size_bytes}),
             "files": (FileRecord(name=WEIGHTS, size_bytes=data.size_bytes, sha256=data.sha256), *others),
             "tokenizer": tokenizer,
             "packed": packed,
         }
+    )
+
+
+def _source_files(checkpoint: Checkpoint) -> tuple[FileRecord, ...]:
+    """The records of the checkpoint's files."""
+    paths = [checkpoint.folder / name for name in checkpoint.files]
+    return tuple(
+        FileRecord(name=path.name, size_bytes=path.stat().st_size, sha256=linked_sha256(path) or sha256_of(path))
+        for path in paths
     )
 
 
@@ -209,7 +234,7 @@ def _quality_text(exported: Exported) -> Text | None:
     )
 
 
-def _with_quality(exported: Exported, manifest: Manifest, text: Text | None) -> Manifest:
+def _with_quality(exported: Exported, manifest: Manifest, text: Text | None, opened: _Opened | None) -> Manifest:
     """The manifest with the quality, where anything is rounded."""
     work, variant = exported.work, None
     scorer, source = work.scorer, work.source_logits
@@ -217,6 +242,8 @@ def _with_quality(exported: Exported, manifest: Manifest, text: Text | None) -> 
         return manifest
     if work.options.computing.cpu_dtype is not None:
         scorer, variant = package_runs.scoring(scorer), package_runs.WIDE_DETAIL
+    elif opened is not None and (package := opened.package) is not None:
+        scorer = lambda *_: nullcontext(package)  # noqa: E731
     tokens = source.tokens * (1 if source.is_complete else 2)
     with stage(work.progress, "quality", work.seconds, tokens, "tokens") as current:
         try:
@@ -285,7 +312,7 @@ def _with_known_answers(exported: Exported, answer: KnownAnswer, manifest: Manif
     return manifest.model_copy(update={"files": files, "adapters": adapters})
 
 
-def _verify(exported: Exported, manifest: Manifest) -> Manifest:
+def _verify(exported: Exported, manifest: Manifest, opened: _Opened | None) -> Manifest:
     """Replay the known answer, and return the manifest with the result. Raises ParityError on a mismatch."""
     work, computing = exported.work, exported.work.options.computing
     replay, source = work.replay, work.source_logits
@@ -307,7 +334,8 @@ def _verify(exported: Exported, manifest: Manifest) -> Manifest:
         if computing.bits is not None:
             return package_runs.replay_exact(work.folder, manifest, replay)
         if computes_in_half_precision(computing):
-            return package_runs.verify_with_copy(work.folder, manifest, replay, rounded)
+            run = replay if opened is None else opened.replay
+            return package_runs.verify_with_copy(work.folder, manifest, run, rounded, replay)
         return replay(work.folder, manifest)
 
     with stage(work.progress, "verify", work.seconds), opened_and_run(CPU, work.folder):

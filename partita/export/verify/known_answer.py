@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +41,9 @@ from partita.process import free_bytes, give_back
 from partita.signals import received_signal
 from partita.tokenizer_limits import load_full
 
+Result = TypeVar("Result")
+Prefilled = tuple[torch.Tensor, dict[str, Any]]
+"""Logits [K, vocab], and the cache as an argument by name."""
 SCHEMA = "partita.known_answer/1"
 DECODE_STEPS = 8
 PROMPT_TOKENS = 24
@@ -195,7 +198,9 @@ def compute(
         memory_map.let_go(model)
     with quiet(), torch.no_grad(), translate_errors("running the source model"):
         with mask_functions() as masks:
-            last = last_logits(model, sequence, 1)
+            prefilled = _try(partial(_prefill, model, sequence, 1))
+            if prefilled is None:
+                last_logits(model, sequence, 1)
         reaches = _reaches(model, masks, max_length)
         context = min(static_up_to(model) or max_length, max_length)  # where rotary frequencies change
         past = [reach for reach in reaches if count + steps <= reach <= crossed]
@@ -210,10 +215,12 @@ def compute(
             last_logits(model, sequence[:, :1], 1)  # resets dynamic frequencies
             alone = last_logits(model, sequence[:, :count], keep)
         if afterwards is not None:
-            sequence, logits = _changed_between(model, sequence[:, :count], steps, keep, afterwards)
+            read = _prefill(model, sequence[:, :count], keep)
+            afterwards(model)
+            sequence, logits = _continue(model, sequence[:, :count], steps, *read)
         else:
             if sequence.shape[1] < count + steps:
-                sequence = _with_greedy_tokens(model, sequence, steps, last)
+                sequence = _with_greedy_tokens(model, sequence, steps, prefilled)
             logits = last_logits(model, sequence, keep + steps)
         name = text_config(model)._attn_implementation
     del model
@@ -239,17 +246,24 @@ def last_logits(model: Any, sequence: torch.Tensor, count: int) -> torch.Tensor:
     return logits
 
 
-def _with_greedy_tokens(model: Any, sequence: torch.Tensor, steps: int, last: torch.Tensor) -> torch.Tensor:
-    """`sequence` [1, T] followed by `steps` greedy tokens; `last` [1, V]: the logits after its last token."""
+def _try(run: Callable[[], Result]) -> Result | None:
+    """The result of `run`; None where it fails: many models cannot run with a cache, in any way."""
     try:
-        return _changed_between(model, sequence, steps, 1, lambda _: None)[0]
+        return run()
     except Exception as error:
-        signalled = received_signal()
-        if signalled is not None:
+        if (signalled := received_signal()) is not None:
             raise signalled from error
+        return None
+
+
+def _with_greedy_tokens(model: Any, sequence: torch.Tensor, steps: int, prefilled: Prefilled | None) -> torch.Tensor:
+    """`sequence` [1, T] followed by `steps` greedy tokens."""
+    found = prefilled and _try(partial(_continue, model, sequence, steps, *prefilled))
+    if found is not None:
+        return found[0]
     for _ in range(steps):
-        sequence = torch.cat([sequence, last[-1].argmax().reshape(1, 1)], dim=1)
         last = last_logits(model, sequence, 1)
+        sequence = torch.cat([sequence, last[-1].argmax().reshape(1, 1)], dim=1)
     return sequence
 
 
@@ -273,21 +287,25 @@ def _reaches(model: Any, masks: Iterable[MaskFunction], max_length: int) -> dict
     return {tokens: f"{names[chunk]} of {tokens} tokens" for tokens, chunk in filter(None, found)}
 
 
-def _changed_between(
-    model: Any, sequence: torch.Tensor, steps: int, keep: int, change: Callable[[Any], object]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The sequence with `steps` more greedy tokens, and the logits of these and of the `keep` tokens before."""
+def _prefill(model: Any, sequence: torch.Tensor, keep: int) -> Prefilled:
+    """The last `keep` logits of `sequence` [1, T], and the cache as an argument by name."""
     name = cache_argument(model) or CACHE_ARGUMENTS[0]
     result = _read(model, sequence, keep, use_cache=True)
-    logits, cache = [result.logits[0, -keep:]], {name: getattr(result, name)}
-    if cache[name] is None:
+    if (cache := getattr(result, name)) is None:
         raise UnsupportedModelError(f"{type(model).__name__} does not return a cache")
-    change(model)
+    return result.logits[0, -keep:], {name: cache}
+
+
+def _continue(
+    model: Any, sequence: torch.Tensor, steps: int, logits: torch.Tensor, cache: dict[str, Any]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`sequence` [1, T] with `steps` more greedy tokens, and the logits before and of these."""
+    parts = [logits]
     for _ in range(steps):
-        token = logits[-1][-1].argmax().reshape(1, 1)
+        token = parts[-1][-1].argmax().reshape(1, 1)
         sequence = torch.cat([sequence, token], dim=1)
-        logits.append(model(input_ids=token, **cache, use_cache=True).logits[0])
-    return sequence, torch.cat(logits).float()
+        parts.append(model(input_ids=token, **cache, use_cache=True).logits[0])
+    return sequence, torch.cat(parts).float()
 
 
 def save(answer: KnownAnswer, folder: Path, name: str = KNOWN_ANSWER) -> None:

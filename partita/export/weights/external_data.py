@@ -1,6 +1,7 @@
 """Write weights from checkpoint files to one external data file, slice by slice.
 
-Equal weights (tied weights, and those shared by prefill and decode graphs) are written once. Peak memory is one slice.
+Equal weights (tied weights, and those shared by prefill and decode graphs) are written once. Peak memory is two
+slices: one is hashed while the next is converted.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import errno
 import hashlib
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -196,11 +198,14 @@ def file_bytes(models: Iterable[ir.Model]) -> int:
 def write_data(models: Sequence[ir.Model], folder: Path, stage: Stage) -> DataFile:
     """Write large initializers to `folder`/model.onnx.data, and refer to it. Raises ResourceError."""
     try:
-        with (folder / WEIGHTS).open("wb") as stream:
+        with (folder / WEIGHTS).open("wb") as stream, ThreadPoolExecutor(1) as hashing:
             layout, digest = _FileLayout.of(models), hashlib.sha256()
+            hashed: Future[None] | None = None
             for piece in layout.pieces(stage):
+                if hashed is not None:
+                    hashed.result()  # of the piece before: hashed while it was written and this one converted
+                hashed = hashing.submit(digest.update, piece)
                 stream.write(piece)
-                digest.update(piece)
     except OSError as error:
         raise translate_space(error, folder) from error
     for value in (value for model in models for value in model.graph.initializers.values()):

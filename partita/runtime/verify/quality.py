@@ -19,8 +19,8 @@ import numpy.typing as npt
 
 from partita.dtypes import EXACT, PRECISIONS
 from partita.errors import GenerationError, PackageError
-from partita.package.folder import QUALITY, Manifest, read_manifest
-from partita.package.records import Evaluation
+from partita.package.folder import KNOWN_ANSWER, QUALITY, Manifest, read_manifest
+from partita.package.records import Evaluation, Verification
 from partita.providers.base import Provider
 from partita.providers.resolve import Resolution
 from partita.remedies import FROM_CHECKPOINT
@@ -28,7 +28,7 @@ from partita.runtime.chain.pins import Pin
 from partita.runtime.generate.loop import serve
 from partita.runtime.generate.request import Request
 from partita.runtime.generate.runner import Runner, load_runner
-from partita.runtime.verify.replay import used_providers
+from partita.runtime.verify.replay import read_known_answer, replay_opened, used_providers
 
 LARGEST_LOSS = 709.0
 """Maximum mean loss in nats; above, its exponential overflows."""
@@ -77,6 +77,11 @@ class Scorer:
         capacity = self.runner.capacity
         apart = capacity.decode_any_length or (capacity.chunk is not None and capacity.logits_rows == 1)
         return max(1, length // 2) if apart else None
+
+    def replay(self, manifest: Manifest) -> Verification:
+        """Replay the known answer of the package; see `replay`."""
+        folder = self.runner.folder
+        return replay_opened(folder, manifest, self.runner, read_known_answer(folder, KNOWN_ANSWER))
 
     def score(self, windows: Sequence[Sequence[int]], on_logits: OnLogits) -> None:
         """Run windows [up to `rows`][L] of one length and call the listener with the logits after each token.

@@ -90,28 +90,35 @@ def replay(
     manifest = manifest or read_manifest(folder)
     with load_runner(folder, chain, threads=threads, manifest=manifest, options=options, pins=pins) as runner:
         on_chain(runner.resolutions)
-        _check_answer(folder, answer, runner)
-        limit = manifest.tolerance if tolerance is None else tolerance
-        replaying = _Replay(runner, answer, limit)
-        compared = replaying.compare()
-        for record in manifest.switchable:
-            if record.known_answer is not None:
-                adapted = read_known_answer(folder, record.known_answer)
-                _check_answer(folder, adapted, runner, record.known_answer)
-                runner.use_adapters(record.name)
-                try:
-                    compared += _Replay(runner, adapted, limit, replaying.ran).compare(record.name)
-                finally:
-                    runner.use_adapters(None)
-        nodes = (node for entry in runner.graphs for node in (*entry.model.nodes, *entry.model.subgraph_nodes))
-        if tolerance is None and manifest.is_rounded and any(node.op_type in CHOOSING for node in nodes):
-            set_aside(compared)
-        not_run = tuple(file.file for file in runner.contract.files if file.file not in replaying.ran)
-        not_exercised = (*answer.not_exercised, *(f"{file}, whose chunk is longer than the prompt" for file in not_run))
-        missed = f"; not exercised: {'; '.join(not_exercised)}" if not_exercised else ""
-        if len(set(replaying.row_lengths)) > 1 and replaying.rope_length:
-            missed += "; rows of different length not compared: the rotary frequencies depend on the length of the text"
-        provider = used_providers(runner)
+        return replay_opened(folder, manifest, runner, answer, tolerance)
+
+
+def replay_opened(
+    folder: Path, manifest: Manifest, runner: Runner, answer: KnownAnswer, tolerance: float | None = None
+) -> Verification:
+    """Replay the reference logits on an opened package; see `replay`."""
+    _check_answer(folder, answer, runner)
+    limit = manifest.tolerance if tolerance is None else tolerance
+    replaying = _Replay(runner, answer, limit)
+    compared = replaying.compare()
+    for record in manifest.switchable:
+        if record.known_answer is not None:
+            adapted = read_known_answer(folder, record.known_answer)
+            _check_answer(folder, adapted, runner, record.known_answer)
+            runner.use_adapters(record.name)
+            try:
+                compared += _Replay(runner, adapted, limit, replaying.ran).compare(record.name)
+            finally:
+                runner.use_adapters(None)
+    nodes = (node for entry in runner.graphs for node in (*entry.model.nodes, *entry.model.subgraph_nodes))
+    if tolerance is None and manifest.is_rounded and any(node.op_type in CHOOSING for node in nodes):
+        set_aside(compared)
+    not_run = tuple(file.file for file in runner.contract.files if file.file not in replaying.ran)
+    not_exercised = (*answer.not_exercised, *(f"{file}, whose chunk is longer than the prompt" for file in not_run))
+    missed = f"; not exercised: {'; '.join(not_exercised)}" if not_exercised else ""
+    if len(set(replaying.row_lengths)) > 1 and replaying.rope_length:
+        missed += "; rows of different length not compared: the rotary frequencies depend on the length of the text"
+    provider = used_providers(runner)
     verification = Verification(
         status="verified",
         detail=f"known answer replayed on {provider}: {len(compared)} steps match{but_for(compared)}{missed}",

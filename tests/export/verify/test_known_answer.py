@@ -128,8 +128,9 @@ def test_verify_length_without_verification_is_rejected(tmp_path: Path) -> None:
         export(ExportOptions("any", tmp_path / "out", verify=False, verify_length=2048), replay=replay)
 
 
+@pytest.mark.parametrize("refused", ["_prefill", "_continue"])
 def test_reference_logits_are_equal_without_usable_cache(
-    tiny_checkpoint: TinyCheckpoint, monkeypatch: pytest.MonkeyPatch
+    refused: str, tiny_checkpoint: TinyCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint = open_checkpoint(str(tiny_checkpoint("llama")))
     wanted = known_answer.compute(checkpoint, 288, 64)
@@ -137,7 +138,7 @@ def test_reference_logits_are_equal_without_usable_cache(
     def fails(*_: object) -> None:
         raise RuntimeError("no cache")
 
-    monkeypatch.setattr(known_answer, "_changed_between", fails)
+    monkeypatch.setattr(known_answer, refused, fails)
     found = known_answer.compute(checkpoint, 288, 64)
     for name in ("prompt", "prefill_logits", "tokens", "decode_logits"):
         assert np.array_equal(getattr(found, name), getattr(wanted, name)), name
