@@ -21,7 +21,7 @@ from partita.options.generation import BatchOptions
 from partita.package.folder import Manifest
 from partita.partition_reports.records import Report
 from partita.runtime.generate.prefix_file import PrefixContent
-from partita.runtime.generate.record.recorder import Step
+from partita.runtime.generate.record import Step
 from partita.runtime.generate.text.tokens import Text, TextStream
 
 CLOSED = "this model is closed; load the package again"

@@ -38,8 +38,8 @@ from partita.runtime.generate.choice.drafting import (
 )
 from partita.runtime.generate.loop import GenerationLoop
 from partita.runtime.generate.prefix_file import PrefixContent, identity, read_content, read_prefix, write_prefix
-from partita.runtime.generate.record.run_facts import run_facts, with_optimised
 from partita.runtime.generate.request import Drafter, Prefix, Request
+from partita.runtime.generate.run_facts import run_facts, with_optimised
 from partita.runtime.generate.runner import Runner, load_runner
 from partita.runtime.machine import environment
 from partita.runtime.ort.errors import NoKernelError

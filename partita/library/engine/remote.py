@@ -35,7 +35,7 @@ from partita.package.folder import Manifest
 from partita.partition_reports.records import Report
 from partita.remedies import Remedy
 from partita.runtime.generate.prefix_file import PrefixContent
-from partita.runtime.generate.record.recorder import Step
+from partita.runtime.generate.record import Step
 from partita.runtime.worker.parent import Worker, WorkerLostError
 
 PROCESS = "partita.library.engine.worker_loop"

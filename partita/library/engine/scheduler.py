@@ -23,7 +23,7 @@ from partita.options.generation import BatchOptions
 from partita.package.folder import Manifest
 from partita.runtime.generate.choice.sampling import RecordingSampler, make_sampler
 from partita.runtime.generate.loop import PREFILL_CHUNK_TOKENS, GenerationLoop
-from partita.runtime.generate.record.recorder import Step
+from partita.runtime.generate.record import Step
 from partita.runtime.generate.request import Request
 from partita.runtime.generate.runner import Runner
 from partita.runtime.generate.text.tokens import TextStream

@@ -19,7 +19,7 @@ from partita.library.engine.base import OpenedPackage
 from partita.library.engine.jobs import pushing_audience
 from partita.library.engine.requests import RequestOutput, Ticket, Work
 from partita.runtime.generate.choice.sampling import TokenLogprobs
-from partita.runtime.generate.record.recorder import Step
+from partita.runtime.generate.record import Step
 from partita.runtime.generate.text.tokens import Text, load_text
 from partita.runtime.worker.child import Channel, handle_message
 

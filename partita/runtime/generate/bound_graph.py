@@ -19,8 +19,7 @@ from partita.errors import GenerationError, PackageError, PartitaError
 from partita.observations.text_format import listing
 from partita.package.contract import Contract, GraphFile, PhaseName
 from partita.remedies import FROM_CHECKPOINT
-from partita.runtime.generate.cache.cache import Cache
-from partita.runtime.generate.cache.states import Span
+from partita.runtime.generate.cache import Cache, Span
 from partita.runtime.generate.choice.device_choice import FAILURES, DeviceChoice, LargestLogits, Selection
 from partita.runtime.generate.feeds import (
     BoundInput,
@@ -33,7 +32,7 @@ from partita.runtime.generate.feeds import (
     port_shapes,
 )
 from partita.runtime.generate.graph_capture import Recording
-from partita.runtime.generate.record.observation import Window
+from partita.runtime.generate.record import Window
 from partita.runtime.ort.binding import Binding
 from partita.runtime.ort.buffers import Buffer
 from partita.runtime.ort.session import Session

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -13,11 +14,10 @@ from partita.errors import GenerationError
 from partita.observations.text_format import plural
 from partita.runtime.generate.checks import check_prompt
 from partita.runtime.generate.choice.drafting import NO_DRAFTS, DraftLengths, Drafts, VerifiedDraft, draft, get_ready
-from partita.runtime.generate.choice.next_tokens import NextTokens
-from partita.runtime.generate.executor import Runner
+from partita.runtime.generate.choice.next_tokens import NextTokens, SteadyStep, steady_step
 from partita.runtime.generate.planner import Policy, RowView, StepPlan, plan_step, prompts_first, rows_at_work_first
 from partita.runtime.generate.prefixes import Prefixes
-from partita.runtime.generate.record.recorder import Step
+from partita.runtime.generate.record import Step
 from partita.runtime.generate.request import (
     BY_LENGTH,
     Drafter,
@@ -28,7 +28,9 @@ from partita.runtime.generate.request import (
     endings,
     logprobs,
 )
-from partita.runtime.generate.steady_step import SteadyStep, steady_step
+
+if TYPE_CHECKING:
+    from partita.runtime.generate.runner import Runner
 
 PREFILL_CHUNK_TOKENS = 512
 PADDING = 0
@@ -123,7 +125,8 @@ class GenerationLoop:
         self.steady_step = None
         self.rows[index] = None
         if entry is not None and 0 < cache.lengths[index] < entry.read_until:
-            cache.discard_row(index)  # the logits of its prompt were not checked
+            cache.wipe(index)  # the logits of its prompt were not checked
+            cache.release_row(index)
         if self.prefixes is None:
             cache.release_row(index)
         else:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from partita.runtime.generate.cache.cache import Cache
+from partita.runtime.generate.cache import UNBOUNDED_TOKENS, Cache
 from partita.runtime.generate.planner import Capacity, RowView
 from partita.runtime.generate.request import Prefix, Row, Tokens, check_loads
 
@@ -159,7 +159,8 @@ class Prefixes:
             if row is None or row is own or place in self._awaited or row.request.adapter != own.request.adapter:
                 continue
             common, filled = self._common(prompt, row.history[: row.known]), self._cache.lengths[place]
-            comes = filled < common <= row.read_until and row.finish is None and self._cache.keeps_every_token
+            keeps_all = self._cache.saves(1, UNBOUNDED_TOKENS)
+            comes = filled < common <= row.read_until and row.finish is None and keeps_all
             if (comes or self._is_there(place, row, common)) and common >= least + LEAST_TOKENS:
                 best, least = _Source(place, row, common), common + 1 - LEAST_TOKENS
         return best

@@ -25,6 +25,7 @@ from partita.files import temporary_directory
 from partita.runtime.ort.native_log import clean_lines
 from partita.runtime.worker.child import INTERRUPT, POSIX
 
+PROGRAM = "from partita.runtime.worker.child import main; main()"
 END_SECONDS = 5.0
 """Time limit for the process to exit after `close` or the end of its stdout."""
 LOG_BYTES = 4 << 20
@@ -101,7 +102,7 @@ class Worker:
             with self._log.open("wb") as log:
                 # -P: a file in the current folder must not shadow a module.
                 self.process = subprocess.Popen(
-                    [python or sys.executable, "-P", "-m", __package__, module, str(self.folder)],
+                    [python or sys.executable, "-P", "-c", PROGRAM, module, str(self.folder)],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=log,

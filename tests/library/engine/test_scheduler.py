@@ -336,7 +336,7 @@ def test_wait_blocks_until_request_is_submitted(tmp_path, opened):
 @pytest.mark.parametrize("child", [False, True], ids=["here", "child"])
 def test_report_during_batch_does_not_interrupt_requests(tmp_path, opened, child, monkeypatch):
     """The recorder retains only the last steps, and a note in the report states this."""
-    monkeypatch.setattr("partita.runtime.generate.record.recorder.KEPT_STEPS", 5)
+    monkeypatch.setattr("partita.runtime.generate.record.KEPT_STEPS", 5)
     scheduler = engine = opened(handmade(tmp_path / "p", batch=2, states=KEYS), child=child)
     with pytest.raises(ReportError, match="no request has been answered"):
         engine.report(ReportRequest())
