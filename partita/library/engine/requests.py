@@ -131,33 +131,6 @@ class Ticket:
         self.cancelled = True
         self._on_cancel(self)
 
-    def take(self, tokens: tuple[int, ...], finish: str | None) -> tuple[tuple[int, ...], str]:
-        """Add the tokens of one step; return those of the answer, without tokens after a stop string, and their text.
-        For the engine.
-        """
-        if self.finish is not None:
-            return (), ""
-        self.finish = finish  # also without tokens, for logits that are not finite
-        text, stream = "", self.stream
-        if stream is not None:
-            for count, token in enumerate(tokens, start=1):
-                text += stream.push(token)
-                if stream.stopped:
-                    self.finish, tokens = "stop", tokens[:count]
-                    break
-            if text:
-                self.pieces.append(text)
-        self.tokens += tokens
-        return tokens, text if self.finish is None else text + self.end_text()
-
-    def end_text(self) -> str:
-        """Add the held-back text at the end, and return it. For the engine."""
-        if self.stream is None:
-            return ""
-        rest, self.stream = self.stream.finish(), None
-        self.pieces.append(rest)
-        return rest
-
 
 Listener = Callable[[Ticket, RequestOutput], object]
 
