@@ -70,15 +70,8 @@ def run_job(
         return _function(work)(*args, audience=audience, **kwargs)
     events = AudienceEvents(audience)
     with Worker(__name__, environment=environment, on_event=events) as worker:
-        future = worker.submit("run", work, args, kwargs)
         try:
-            try:
-                return worker.wait(future, timeout)
-            except KeyboardInterrupt:
-                if not patient:
-                    raise
-                worker.interrupt()
-                return worker.wait(future, timeout)
+            return worker.wait(worker.submit("run", work, args, kwargs), timeout, patient=patient)
         except WorkerLostError as lost:
             raise crash_error(lost, chain) from lost
         finally:

@@ -206,12 +206,7 @@ class RemoteEngine(Engine):
         if self._worker_error is not None:
             raise self._ended_error()
         try:
-            call = self._worker.submit(verb, *args, **kwargs)
-            try:
-                return self._worker.wait(call)
-            except KeyboardInterrupt:
-                self._worker.interrupt()
-                return self._worker.wait(call)
+            return self._worker.wait(self._worker.submit(verb, *args, **kwargs), patient=True)
         except WorkerLostError as lost:
             if self.closed or lost.closed:
                 raise GenerationError(CLOSED) from lost

@@ -327,8 +327,14 @@ class Cache:
     def prepare(self) -> None:
         """Prepare for a first request: zero the cache if necessary, and free every row."""
         if self.dirty:
-            for store in self.stores:
-                store.clear()
+            self.clear()
+        self.lengths[:] = [0] * len(self.lengths)
+        self.invalid.clear()
+
+    def clear(self) -> None:
+        """Zero every state, and free every row."""
+        for store in self.stores:
+            store.clear()
         self.dirty = False
         self.lengths[:] = [0] * len(self.lengths)
         self.invalid.clear()

@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from partita.errors import PackageError
-from partita.package.contract import AdapterInput, Contract, Dimension, GraphFile, Port
+from partita.package.contract import AdapterInput, Dimension, GraphFile, Port
 from partita.package.folder import Manifest, path_inside
 from partita.remedies import FROM_CHECKPOINT, Remedy
 from partita.runtime.generate.checks import check_adapter
-from partita.runtime.ort.buffers import Buffer, host_buffer, read_adapter, reshaped
+from partita.runtime.ort.buffers import Buffer, host_buffer, read_adapter
 
 Starts = npt.NDArray[np.int64]
 """[B]: cache positions of the rows' next tokens."""
@@ -46,47 +46,12 @@ def cursor_writer(role: str, new_tokens: int) -> Cursor | None:
         "total_length": lambda starts, out: out.fill(starts.max() + new_tokens),
         "write_start": lambda starts, out: np.copyto(out, starts, casting="unsafe"),
         "valid_length": lambda starts, out: np.add(starts, new_tokens, out=out, casting="unsafe"),
-        "mask": lambda starts, out: write_mask(starts + new_tokens, out),
+        "mask": lambda starts, out: np.less(  # 1 for cached and new tokens
+            np.arange(out.shape[1]), starts[:, None] + new_tokens, out=out, casting="unsafe"
+        ),
         "cache_branch": lambda starts, out: out.fill(bool(starts.max() > 0)),
     }
     return writers.get(role)
-
-
-def write_mask(valid: Starts, out: npt.NDArray[Any]) -> None:
-    """Write a mask [B, T]: 1 for the first `valid` [B] cache positions, 0 beyond."""
-    np.less(np.arange(out.shape[1])[None, :], valid[:, None], out=out, casting="unsafe")
-
-
-@dataclass(frozen=True, slots=True)
-class Mask:
-    """A mask [B, T] whose T changes with each step, in one buffer of the maximum size."""
-
-    name: str
-    buffer: Buffer
-    """[B, N]."""
-    batch: int
-    new_tokens: int
-
-    @classmethod
-    def of(cls, port: Port, contract: Contract, new_tokens: int) -> Mask | None:
-        """The mask of a port; None if T is fixed."""
-        if len(port.shape) != 2 or isinstance(port.shape[1], int):
-            return None
-        room = host_buffer((contract.batch_size, contract.max_length), port.dtype)
-        return cls(port.name, room, contract.batch_size, new_tokens)
-
-    def write(self, starts: Starts) -> Buffer:
-        """The mask of a step, with T = max(starts) + S."""
-        valid = starts + self.new_tokens
-        mask = reshaped(self.buffer, (self.batch, int(valid.max())))
-        write_mask(valid, mask.host)
-        return mask
-
-    def written_as(self, values: Sequence[int]) -> Buffer:
-        """The mask of a step, with these values [T] in every row."""
-        mask = reshaped(self.buffer, (self.batch, len(values)))
-        mask.host[...] = values
-        return mask
 
 
 def port_shapes(batch: int, new_tokens: int, rows: int, vocab_size: int, length: int) -> dict[str, tuple[int, ...]]:
