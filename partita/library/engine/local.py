@@ -286,7 +286,7 @@ class LocalEngine(Engine):
         loop = GenerationLoop(self.runner, chunk, shares=True, patience=chunk, records=True)
         loop.new_drafter, loop.control = self._drafters.drafting(self.runner, options)
         if prefix is not None:
-            loop.add_prefix(prefix)
+            loop.prefixes.add(prefix)
         self.runner.begin()
         self._recorded = options
         return loop

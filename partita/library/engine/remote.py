@@ -21,7 +21,7 @@ from partita.library.api import QUIET, Audience
 from partita.library.chain import Target
 from partita.library.engine.base import CLOSED, Engine, OpenedPackage, PrefixSaved, ReportRequest, Restarts
 from partita.library.engine.jobs import CRASHES, AudienceEvents, crash_error, foreign
-from partita.library.engine.requests import RequestOutput, Ticket, Work, notify_listeners
+from partita.library.engine.requests import RequestOutput, Ticket, notify_listeners
 from partita.library.engine.worker_loop import Update
 from partita.options.generation import BatchOptions
 from partita.package.folder import Manifest
@@ -129,9 +129,6 @@ class RemoteEngine(Engine):
             self.chunk = self._call("open", options)
             self.lost_by = self._reported = None
             return self.chunk
-
-    def _stream(self, work: Work) -> None:
-        return None
 
     def _enqueue(self, ticket: Ticket) -> None:
         with self._sending:

@@ -103,7 +103,7 @@ def test_growing_cache_supports_rewind_reuse_and_prefix(folder: Path) -> None:
         engine.release_row(0)
         text = [*prefix.tokens.tolist(), 11, 12]
         engine = GenerationLoop(runner, shares=True)
-        engine.add_prefix(prefix)
+        engine.prefixes.add(prefix)
         engine.add_request(Request(text, greedy, 4))
         assert runner.cache.lengths[0] == len(prefix.tokens)
         assert [token for _ in range(4) if (step := engine.step()) for token in step.tokens[0]] == adding(text, 4)
@@ -134,7 +134,7 @@ def test_batch_with_growing_cache_accepts_a_single_sequence(folder: Path) -> Non
         engine.release_row(row)
         prompt = [*prefix.tokens.tolist(), 11, 12]
         engine = GenerationLoop(runner, shares=True)
-        engine.add_prefix(prefix)
+        engine.prefixes.add(prefix)
         engine.add_request(Request(prompt, greedy, 4))
         assert runner.cache.lengths[0] == len(prefix.tokens)
         assert [token for _ in range(4) if (step := engine.step()) for token in step.tokens[0]] == adding(prompt, 4)

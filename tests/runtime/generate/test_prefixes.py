@@ -116,7 +116,7 @@ def test_prefix_from_earlier_run_is_copied_and_not_evicted(opened, states, batch
     runner = opened(batch=batch, states=states, appends=appends, fewer=fewer)
     prefix = saved(GenerationLoop(runner), SYSTEM)
     engine = GenerationLoop(runner, shares=True)
-    engine.add_prefix(prefix)
+    engine.prefixes.add(prefix)
     for round in range(4):
         other = [round + 1, *SYSTEM]
         for prompt, taken in ((PROMPTS[round % 4], len(QUESTIONS[round % 4])), (other, None), (other[:20], None)):
@@ -130,10 +130,10 @@ def test_prefix_from_earlier_run_is_copied_and_not_evicted(opened, states, batch
 def test_prefix_for_length_dependent_rope_raises_generation_error(opened):
     keeps = Prefix(np.array(SYSTEM), {})
     engine = GenerationLoop(opened(graph="rope", recompute_above=30), shares=True)
-    engine.add_prefix(keeps)
+    engine.prefixes.add(keeps)
     for options in ({"graph": "rope"}, {"graph": "rope", "recompute_above": 10}):
         with pytest.raises(GenerationError, match="cannot begin with a prefix: the rotary frequencies"):
-            GenerationLoop(opened(**options), shares=True).add_prefix(keeps)
+            GenerationLoop(opened(**options), shares=True).prefixes.add(keeps)
 
 
 def test_device_rows_are_reused_but_not_copied(opened, monkeypatch):
@@ -157,7 +157,7 @@ def test_length_dependent_keys_are_not_shared_past_threshold(opened):
         for prompt in prompts:
             engine.add_request(Request(prompt, greedy, 1))
         finish(engine)
-        assert engine.prefixes is not None and bool(engine.prefixes.reused_tokens) is shared
+        assert bool(engine.prefixes.reused_tokens) is shared
 
 
 # --- a prefix that a row gives out, and another run takes in ---------------------------------------------------------
@@ -170,7 +170,7 @@ def test_rows_start_from_prefix_saved_by_another_run(opened, states, shapes, bat
     prefix = saved(GenerationLoop(opened(states=states, shapes=shapes)), SYSTEM)
     assert prefix.tokens.tolist() == SYSTEM
     engine = GenerationLoop(opened(states=states, shapes=shapes, batch=batch), shares=True)
-    engine.add_prefix(prefix)
+    engine.prefixes.add(prefix)
     rows = [engine.add_request(Request(prompt, greedy, 5)) for prompt in PROMPTS[:batch]]
     found, taken = finish(engine)
     assert [found[row] for row in rows] == [known_tokens(prompt, 5, states) for prompt in PROMPTS[:batch]]
@@ -182,7 +182,7 @@ def test_matching_part_of_key_value_prefix_is_copied(opened):
     runner = opened(states=("key",))
     prefix = saved(GenerationLoop(runner), SYSTEM)
     engine = GenerationLoop(runner, shares=True)
-    engine.add_prefix(prefix)
+    engine.prefixes.add(prefix)
     prompt = [*SYSTEM[:-2], 8, 9, 10]
     engine.add_request(Request(prompt, greedy, 4))
     found, taken = finish(engine)
@@ -196,7 +196,7 @@ def test_recurrent_state_is_copied_only_for_full_prefix_match(opened):
     runner = opened()
     prefix = saved(GenerationLoop(runner), SYSTEM)
     engine = GenerationLoop(runner, shares=True)
-    engine.add_prefix(prefix)
+    engine.prefixes.add(prefix)
     for prompt, read in (([*SYSTEM[:-2], 8, 9], len(SYSTEM)), (PROMPTS[0], len(QUESTIONS[0]))):
         engine.add_request(Request(prompt, greedy, 4))
         found, taken = finish(engine)
@@ -210,7 +210,7 @@ def test_prefix_above_rope_threshold_cannot_be_saved(opened):
         saved(GenerationLoop(runner), SYSTEM)
     prefix = saved(GenerationLoop(runner), SYSTEM[:10])
     engine = GenerationLoop(runner, shares=True)
-    engine.add_prefix(prefix)
+    engine.prefixes.add(prefix)
     engine.add_request(Request(PROMPTS[0], greedy, 2))
     assert finish(engine)[1] == len(PROMPTS[0]) + 1, "the keys of a longer prompt differ"
 
@@ -249,7 +249,7 @@ def test_prefix_is_not_copied_for_a_different_adapter(opened):
     runner = opened(batch=1, states=("key",))
     prefix = saved(GenerationLoop(runner), SYSTEM)
     engine = GenerationLoop(runner, shares=True)
-    engine.add_prefix(replace(prefix, adapter="other"))
+    engine.prefixes.add(replace(prefix, adapter="other"))
     engine.add_request(Request(PROMPTS[0], greedy, 3))
     _, taken = finish(engine)
     assert taken == len(PROMPTS[0]) + 2
