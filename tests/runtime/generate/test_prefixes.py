@@ -74,17 +74,6 @@ def test_next_turn_prefills_new_tokens_only(opened, states, batch):
 
 
 @pytest.mark.parametrize("states", STATES, ids="+".join)
-def test_later_request_reuses_common_prefix_of_released_row(opened, states):
-    engine = GenerationLoop(opened(states=states), shares=True)
-    for number, (prompt, question) in enumerate(zip(PROMPTS, QUESTIONS, strict=True)):
-        row = engine.add_request(Request(prompt, greedy, 3))
-        found, taken = finish(engine)
-        assert found[row] == known_tokens(prompt, 3, states)
-        assert taken - 2 == len(question if number and states == ("key",) else prompt)
-        engine.release_row(row)
-
-
-@pytest.mark.parametrize("states", STATES, ids="+".join)
 def test_steps_of_other_rows_do_not_spoil_a_released_row(opened, states):
     """Also with recurrent states, which take in the padding of the others' steps."""
     engine = GenerationLoop(opened(batch=2, states=states, fewer=False), shares=True)
@@ -111,10 +100,15 @@ def test_row_prefills_its_prompt_if_prefix_source_is_released(opened, states):
 
 
 @pytest.mark.parametrize("states", STATES, ids="+".join)
-@pytest.mark.parametrize(("batch", "appends", "fewer"), [(1, True, False), (3, True, False), (3, False, True)])
-def test_prefix_from_earlier_run_is_copied_and_not_evicted(opened, states, batch, appends, fewer):
-    runner = opened(batch=batch, states=states, appends=appends, fewer=fewer)
-    prefix = saved(GenerationLoop(runner), SYSTEM)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"batch": 3}, {"batch": 3, "appends": False, "fewer": True}, {"shapes": "one"}, {"shapes": "pair"}],
+    ids=str,
+)
+def test_prefix_from_earlier_run_is_copied_and_not_evicted(opened, states, options):
+    prefix = saved(GenerationLoop(opened(states=states)), SYSTEM)
+    assert prefix.tokens.tolist() == SYSTEM
+    runner = opened(states=states, **options)
     engine = GenerationLoop(runner, shares=True)
     engine.prefixes.add(prefix)
     for round in range(4):
@@ -161,20 +155,6 @@ def test_length_dependent_keys_are_not_shared_past_threshold(opened):
 
 
 # --- a prefix that a row gives out, and another run takes in ---------------------------------------------------------
-
-
-@pytest.mark.parametrize("states", STATES, ids="+".join)
-@pytest.mark.parametrize("shapes", PHASES)
-@pytest.mark.parametrize("batch", [1, 2])
-def test_rows_start_from_prefix_saved_by_another_run(opened, states, shapes, batch):
-    prefix = saved(GenerationLoop(opened(states=states, shapes=shapes)), SYSTEM)
-    assert prefix.tokens.tolist() == SYSTEM
-    engine = GenerationLoop(opened(states=states, shapes=shapes, batch=batch), shares=True)
-    engine.prefixes.add(prefix)
-    rows = [engine.add_request(Request(prompt, greedy, 5)) for prompt in PROMPTS[:batch]]
-    found, taken = finish(engine)
-    assert [found[row] for row in rows] == [known_tokens(prompt, 5, states) for prompt in PROMPTS[:batch]]
-    assert taken == sum(map(len, QUESTIONS[:batch])) + 4 * batch
 
 
 def test_matching_part_of_key_value_prefix_is_copied(opened):

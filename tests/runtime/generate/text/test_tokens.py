@@ -204,24 +204,6 @@ def test_encoding_long_text_does_not_block_other_threads(text):
     assert ids[: len(text.encode(part)) - 4] == text.encode(part)[:-4]
 
 
-@pytest.mark.parametrize(
-    ("stops", "pieces", "shown", "found"),
-    [
-        (["END"], ["a E", "N", "D b"], ["a ", "", ""], "END"),
-        (["END"], ["a E", "N", "x b"], ["a ", "", "ENx b"], None),
-        (["aab"], ["aa", "ab"], ["", "a"], "aab"),
-        (["b", "ab"], ["xa", "b"], ["x", ""], "ab"),
-        (["long stop", "\n"], ["one\ntwo"], ["one"], "\n"),
-        ([], ["any", "thing"], ["any", "thing"], None),
-    ],
-)
-def test_stop_strings_are_found_across_pieces(stops, pieces, shown, found):
-    holder = StopStrings(stops)
-    assert [holder.push(piece) for piece in pieces] == shown
-    assert holder.found == found
-    assert holder.push("after") == ("" if found else "after")
-
-
 def test_stop_string_longer_than_4096_characters_raises_usage_error():
     assert StopStrings(["x" * 4096]).push("y" + "x" * 4096) == "y"
     with pytest.raises(UsageError, match="`stop` has 4,097 characters; the maximum is 4,096"):
