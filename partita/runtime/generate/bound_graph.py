@@ -265,11 +265,6 @@ class BoundGraph:
         self._logits.release()
 
     @property
-    def recorded(self) -> bool:
-        """Whether its runs are captured for replay."""
-        return self._recording is not None
-
-    @property
     def crossing(self) -> dict[str, int]:
         """Bytes of inputs and outputs that were copied between host and device outside the last run."""
         fed = {} if self._recording is None else self._recording.fed_bytes

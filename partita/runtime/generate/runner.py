@@ -201,7 +201,7 @@ class Runner:
         kept = self._bound.get(place)
         if kept is None or (kept.new_tokens, kept.rows, kept.span) != (new_tokens, rows, span):
             old = self._bound.pop(place, None)  # free the old buffers before the new are allocated
-            if old is not None and old.recorded:
+            if old is not None and old.replays is not None:
                 self._release(old)  # otherwise the device keeps the captured graph until the session closes
             kept = self._bound[place] = BoundGraph(
                 entry,
