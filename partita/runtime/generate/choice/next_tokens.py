@@ -157,7 +157,7 @@ class SteadyStep:
         """Whether a row records log-probabilities."""
         self.drafts = any(row.request.drafter is not None for _, row in live)
         """Whether a row may have draft tokens when drafting is on."""
-        self._cache, self._run = runner.cache, graph.repeat if graph.plain_binding is None else graph.plain_binding.run
+        self._cache, self._binding = runner.cache, graph.plain_binding
         self._indices = tuple(index for index, _ in live)
         self._no_tokens: list[tuple[int, ...]] = [()] * len(rows)
         cursors = graph.cursors
@@ -188,7 +188,10 @@ class SteadyStep:
             self._total[()] = furthest + 1
         began = perf_counter()
         try:
-            self._run()
+            if self._binding is not None:
+                self._binding.run()
+            else:
+                self.graph.repeat()
         except BaseException:  # Ctrl-C included
             self._cache.dirty = True
             raise
