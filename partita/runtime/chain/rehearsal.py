@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +17,11 @@ from partita.errors import GenerationError, PackageError
 from partita.observations.text_format import listing
 from partita.package.contract import Contract
 from partita.remedies import DECODERS_ONLY, Remedy
+from partita.runtime.generate.executor import Runner
 from partita.runtime.generate.feeds import logit_positions, port_by_role
 from partita.runtime.generate.loop import serve
 from partita.runtime.generate.request import Request
 from partita.runtime.verify.comparison import OUTLIERS, RULED_OUT, Logits
-
-if TYPE_CHECKING:
-    from partita.runtime.generate.runner import Runner
 
 TEXT_TOKENS, PART_TOKENS = 6, 3
 """Length of the text and of its first part, in tokens."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +14,7 @@ from partita.observations.text_format import plural
 from partita.runtime.generate.checks import check_prompt
 from partita.runtime.generate.choice.drafting import NO_DRAFTS, DraftLengths, Drafts, VerifiedDraft, draft, get_ready
 from partita.runtime.generate.choice.next_tokens import NextTokens, SteadyStep, steady_step
+from partita.runtime.generate.executor import Runner
 from partita.runtime.generate.planner import Policy, RowView, StepPlan, plan_step, prompts_first, rows_at_work_first
 from partita.runtime.generate.prefixes import Prefixes
 from partita.runtime.generate.record import Step
@@ -27,9 +27,6 @@ from partita.runtime.generate.request import (
     endings,
     logprobs,
 )
-
-if TYPE_CHECKING:
-    from partita.runtime.generate.runner import Runner
 
 PREFILL_CHUNK_TOKENS = 512
 PADDING = 0

@@ -28,7 +28,7 @@ def finish(engine: GenerationLoop) -> dict[int, list[int]]:
 @pytest.mark.parametrize("states", [KEYS, STATES], ids=["keys", "states"])
 def test_batch_requiring_equal_row_lengths_accepts_a_single_sequence(opened, states, monkeypatch):
     """As GroupQueryAttention on WebGPU: every row of the batch receives the same tokens."""
-    monkeypatch.setattr("partita.runtime.generate.runner._needs_even_rows", lambda loaded: True)
+    monkeypatch.setattr("partita.runtime.generate.executor._needs_even_rows", lambda loaded: True)
     runner = opened(batch=2, states=states)
     engine = GenerationLoop(runner)
     row = engine.add_request(Request(PROMPTS[1], greedy, 5))

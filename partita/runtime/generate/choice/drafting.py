@@ -11,7 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,11 +19,9 @@ import numpy.typing as npt
 from partita.observations.text_format import name_some
 from partita.runtime.generate.bound_graph import SMALL_STEP_TOKENS
 from partita.runtime.generate.cache import UNBOUNDED_TOKENS
+from partita.runtime.generate.executor import Runner
 from partita.runtime.generate.planner import RowView, StepPlan, plan_step
 from partita.runtime.generate.request import Row
-
-if TYPE_CHECKING:
-    from partita.runtime.generate.runner import Runner
 
 
 class VerifiedDraft(NamedTuple):

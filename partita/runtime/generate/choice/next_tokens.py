@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,11 +20,9 @@ from partita.runtime.generate.bound_graph import BoundGraph
 from partita.runtime.generate.cache import Cache
 from partita.runtime.generate.choice.device_choice import LargestLogits
 from partita.runtime.generate.choice.sampling import Draws, RecordingSampler, Sampler, greedy
+from partita.runtime.generate.executor import Runner
 from partita.runtime.generate.planner import StepPlan
 from partita.runtime.generate.request import Row, endings
-
-if TYPE_CHECKING:
-    from partita.runtime.generate.runner import Runner
 
 Logits = npt.NDArray[np.float32]
 """[vocab]."""
