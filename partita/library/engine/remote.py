@@ -324,7 +324,8 @@ class _Inbox:
         if isinstance(event, WorkerLostError):
             self._audience.end()
             event = [event]
-        elif self._audience(event):
+        elif isinstance(event, tuple):
+            self._audience(event)
             return
         with self._changed:
             self.events.extend(event)
