@@ -10,7 +10,8 @@ from typing import Self
 
 import numpy as np
 
-from partita.package.contract import Contract, Dimension
+from partita.package.contract import Dimension
+from partita.package.folder import Manifest
 from partita.providers.resolve import Resolution
 from partita.runtime.cpu.settings import will_repeat
 from partita.runtime.generate.bound_graph import SMALL_STEP_TOKENS, BoundGraph, LoadedGraph
@@ -40,18 +41,18 @@ class Runner:
     def __init__(
         self,
         folder: Path,
-        contract: Contract,
+        manifest: Manifest,
         graphs: tuple[LoadedGraph, ...],
         rss: tuple[int, int],
         anonymous: int | None = None,
     ) -> None:
         """`rss`: resident memory before and after the graphs were opened; `anonymous`: growth of anonymous memory."""
-        self.folder, self.contract, self.graphs = folder, contract, graphs
+        self.folder, self.contract, self.graphs = folder, manifest.graph, graphs
+        contract = self.contract
         self.rss_before_load_bytes, self.rss_after_load_bytes = rss
         self.anonymous_growth_bytes = anonymous
         self.recorder = Recorder()
-        self.adapters: Adapters | None = None
-        """Switchable adapters of the package; set by `load_runner`."""
+        self._values = Adapters(folder, manifest)
         self.adapter_names: list[str | None] = [None] * contract.batch_size
         """[B]: the adapter of each row."""
         self._by_phase = {phase: entry for entry in reversed(graphs) for phase in entry.phases}
@@ -121,10 +122,8 @@ class Runner:
         Cached tokens keep the values of their earlier adapter. Raises UsageError for an unknown name, PackageError for
         a damaged file.
         """
-        if self.adapters is None:
-            return
         every = [*names] if len(names) > 1 else [names[0]] * self.contract.batch_size
-        given = [self.adapters.named(name) for name in every]
+        given = [self._values.named(name) for name in every]
         changed = [new is not old for new, old in zip(given, self._adapters, strict=True)]
         self.adapter_names = every
         if not any(changed):
