@@ -8,7 +8,7 @@ from partita.runtime.generate.checks import check_budget, check_prompt
 from partita.runtime.generate.choice.sampling import Sampler
 from partita.runtime.generate.executor import Runner
 from partita.runtime.generate.loop import PREFILL_CHUNK_TOKENS, serve
-from partita.runtime.generate.record.recorder import Step
+from partita.runtime.generate.record import Step
 from partita.runtime.generate.request import Request
 
 

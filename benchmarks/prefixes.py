@@ -68,7 +68,7 @@ def _first_tokens(runner: Runner, length: int, rounds: int) -> None:
 def _first_token(runner: Runner, prompt: Sequence[int], prefix: Prefix | None) -> float:
     engine = GenerationLoop(runner, shares=prefix is not None)
     if prefix is not None:
-        engine.add_prefix(prefix)
+        engine.prefixes.add(prefix)
     began = time.perf_counter()
     row = engine.add_request(Request(prompt, greedy, 1))
     while (step := engine.step()) is not None:

@@ -31,4 +31,4 @@ def knowing(patch: pytest.MonkeyPatch, *texts: Sequence[int]) -> None:
                     return [text[place] ^ (place % WRONG == 0) for place in places]
             return []
 
-    patch.setattr("partita.library.engine.local.NgramDrafter", Knows)
+    patch.setattr("partita.library.engine.drafters.NgramDrafter", Knows)

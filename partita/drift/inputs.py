@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from partita.drift.sides import Side, Step
 from partita.package.folder import KNOWN_ANSWER, Manifest
-from partita.runtime.generate.cache.states import moves
+from partita.runtime.generate.cache import moves
 from partita.runtime.generate.feeds import port_by_role
 from partita.runtime.generate.loop import serve
 from partita.runtime.generate.request import Request

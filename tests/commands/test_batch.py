@@ -223,7 +223,7 @@ def test_full_disk_on_publish_keeps_completed_rows(summing, tmp_path, capsys, mo
     said = " ".join(capsys.readouterr().err.split())
     assert "all rows are complete: free disk space and run the same command again" in said
     assert not any("tmp" in path.name for path in tmp_path.iterdir()) and not out.exists()
-    monkeypatch.setattr("partita.library.engine.scheduler.Scheduler.submit", None)  # nothing is answered again
+    monkeypatch.setattr("partita.library.engine.local.LocalEngine.submit", None)  # nothing is answered again
     assert run(words(summing, source, out)) == 0
     assert "6 rows already answered by an earlier run" in capsys.readouterr().err
     assert not (tmp_path / "out.parquet.partial").exists()

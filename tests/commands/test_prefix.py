@@ -17,7 +17,6 @@ from partita.commands.chat import SCHEMA as SCHEMA_OF_CHAT
 from partita.library.conversation import Conversation
 from partita.library.engine.local import LocalEngine
 from partita.library.engine.requests import Ticket
-from partita.library.engine.scheduler import Scheduler
 from partita.runtime.generate.prefix_file import SCHEMA, read_content
 from partita.runtime.generate.prefixes import LEAST_TOKENS
 from tests.commands.test_chat import piped
@@ -195,9 +194,9 @@ def long(package: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
 
 def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many tokens the requests of each engine have copied, as it ends."""
-    found, total, over, close = list[int](), [0], Scheduler._over, LocalEngine.close
+    found, total, over, close = list[int](), [0], LocalEngine._over, LocalEngine.close
 
-    def ended(engine: Scheduler, ticket: Ticket, *given: Any, **more: Any) -> Any:
+    def ended(engine: LocalEngine, ticket: Ticket, *given: Any, **more: Any) -> Any:
         total[0] += ticket.copied_tokens
         return over(engine, ticket, *given, **more)
 
@@ -206,7 +205,7 @@ def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         total[0] = 0
         close(engine)
 
-    monkeypatch.setattr(Scheduler, "_over", ended)
+    monkeypatch.setattr(LocalEngine, "_over", ended)
     monkeypatch.setattr(LocalEngine, "close", noted)
     return found
 

@@ -16,7 +16,7 @@ from partita.library.sampling import Sampling
 from partita.options.generation import BatchOptions
 from partita.options.groups import ProviderChain
 from partita.package.folder import read_manifest
-from partita.runtime.generate.record import recorder
+from partita.runtime.generate import record
 from partita.runtime.ort import binding
 from tests.memory import native_bytes, python_blocks, slope
 from tests.runtime.handmade_packages import VOCAB, handmade
@@ -51,7 +51,7 @@ def sampled(folder: Path) -> tuple[Samples, Samples]:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     # What is kept up to a bound has to reach it in a test's time.
-    monkeypatch.setattr(recorder, "KEPT_STEPS", 16)
+    monkeypatch.setattr(record, "KEPT_STEPS", 16)
     monkeypatch.setattr(binding, "NOTED_RUNS", 64)
     return handmade(tmp_path / "package", batch=3, states=("key",), fewer=True, loops=LOOPS)
 

@@ -124,7 +124,7 @@ def test_prefix_with_non_finite_logits_is_not_written(
 ) -> None:
     with partita.load(package, providers="cpu", threads=1, observe=False) as model:
         with monkeypatch.context() as patch:
-            patch.setattr("partita.runtime.generate.loop.np.isfinite", lambda value: False)
+            patch.setattr("partita.runtime.generate.choice.next_tokens.isfinite", lambda value: False)
             with pytest.raises(partita.GenerationError, match="not finite"):
                 model.save_prefix(tmp_path / "prefix", BEGIN)
         assert not (tmp_path / "prefix").exists()

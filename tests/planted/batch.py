@@ -19,6 +19,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from partita.runtime.worker.parent import PROGRAM
+
 AT_A_TIME = 2
 FORKED = "forked"
 IMPORTED = ("onnx", "partita.commands.place", "partita.library.place.place_run", "partita.partition_reports.storage")
@@ -46,7 +48,7 @@ class Forked(subprocess.Popen[Any]):
     """A process that starts in what is imported already, where it is that of a dry run."""
 
     def _execute_child(self, args: Any, *given: Any) -> None:
-        if list(args)[1:4] != ["-P", "-m", WORKER]:
+        if list(args)[1:4] != ["-P", "-c", PROGRAM]:
             super()._execute_child(args, *given)  # type: ignore[misc]
             return
         environment, (p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite) = given[5], given[9:15]

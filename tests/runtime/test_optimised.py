@@ -17,8 +17,8 @@ from partita.library.run_report import report_run
 from partita.partition_reports.request_records import Request
 from partita.runtime.chain.open_chain import chain_entry
 from partita.runtime.chain.pins import parse_pins
-from partita.runtime.generate.record import run_facts
-from partita.runtime.generate.record.run_facts import (
+from partita.runtime.generate import run_facts
+from partita.runtime.generate.run_facts import (
     LIMIT_BYTES,
     add_optimised,
     difference,

@@ -7,8 +7,8 @@ import pytest
 from benchmarks.engine_steps import generate
 from partita.providers.resolve import parse_chain
 from partita.runtime.generate.loop import GenerationLoop
-from partita.runtime.generate.record.run_facts import run_facts
 from partita.runtime.generate.request import Request
+from partita.runtime.generate.run_facts import run_facts
 from partita.runtime.generate.runner import load_runner
 from partita.runtime.verify.replay import replay
 from tests.runtime.handmade_packages import PHASES, handmade

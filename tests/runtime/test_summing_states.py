@@ -10,9 +10,9 @@ import pytest
 from benchmarks.engine_steps import generate
 from partita.package.folder import read_manifest, write_manifest
 from partita.providers.resolve import parse_chain
-from partita.runtime.generate.cache.states import RecurrentState
+from partita.runtime.generate.cache import StoredState
 from partita.runtime.generate.choice.sampling import greedy
-from partita.runtime.generate.record.run_facts import run_facts
+from partita.runtime.generate.run_facts import run_facts
 from partita.runtime.generate.runner import load_runner
 from partita.runtime.ort.buffers import host_buffer
 from partita.runtime.place.run_phases import run_package
@@ -106,7 +106,7 @@ def test_clear_rows_of_device_buffer_zeroes_only_selected_rows(dtype, rows):
 
 def test_states_without_row_reset_hold_a_single_sequence(opened, monkeypatch):
     """ONNX Runtime's Python package cannot read bfloat16 back from CUDA."""
-    monkeypatch.setattr(RecurrentState, "separate", False)
+    monkeypatch.setattr(StoredState, "separate", False)
     assert [opened(batch=batch).rows for batch in (1, 2)] == [1, 1]
     runner = opened(batch=2)
     assert row(run(runner, PROMPTS[:1])) == known_tokens(PROMPTS[0], 9)

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from partita.options.generation import ServerLimits
-from partita.runtime.generate.record import recorder
+from partita.runtime.generate import record
 from tests.memory import native_bytes, python_blocks, slope
 from tests.serve.serving import COMPLETION, LONG, SECONDS, Running, raw, request_bytes, running, until
 
@@ -147,7 +147,7 @@ def test_request_limit_returns_503(package):
 @pytest.mark.heavy
 def test_memory_does_not_grow_with_requests(server, monkeypatch):
     """Memory slope over requests of every kind; `library/test_memory.py` runs thousands without HTTP."""
-    monkeypatch.setattr(recorder, "KEPT_STEPS", 16)
+    monkeypatch.setattr(record, "KEPT_STEPS", 16)
     process, each = psutil.Process(), 40
 
     def ask(count: int) -> None:

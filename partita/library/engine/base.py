@@ -13,7 +13,7 @@ from typing import Any
 from partita.check.requirements import Limits
 from partita.errors import GenerationError, PartitaError, UsageError
 from partita.library.chain import Target
-from partita.library.engine.requests import Listener, Ticket, Work, check_work, weak
+from partita.library.engine.requests import Listener, Ticket, Work, check_work
 from partita.library.run_report import make_report
 from partita.observations.facts import ProviderFacts, RunFacts
 from partita.observations.records import ChainEntry, Probing
@@ -21,7 +21,7 @@ from partita.options.generation import BatchOptions
 from partita.package.folder import Manifest
 from partita.partition_reports.records import Report
 from partita.runtime.generate.prefix_file import PrefixContent
-from partita.runtime.generate.record.recorder import Step
+from partita.runtime.generate.record import Step
 from partita.runtime.generate.text.tokens import Text, TextStream
 
 CLOSED = "this model is closed; load the package again"
@@ -181,7 +181,7 @@ class Engine(ABC):
         self.check_open()
         if self._text is None and work.stop:
             raise UsageError("`stop` is text, but there is no tokenizer; pass token ids to stop at")
-        ticket = Ticket(work, self._stream(work), listener, on_step, weak(self._cancel))
+        ticket = Ticket(work, self._stream(work), listener, on_step, self._cancel)
         self._enqueue(ticket)
         return ticket
 
@@ -197,9 +197,9 @@ class Engine(ABC):
     def wait(self, seconds: float | None = None) -> bool:
         """Block until `step` has work, for at most `seconds`; return whether it has."""
 
-    @abstractmethod
     def _stream(self, work: Work) -> TextStream | None:
         """The text of the completion; None if the worker process decodes it, or nothing does."""
+        return None
 
     @abstractmethod
     def _enqueue(self, ticket: Ticket) -> None:

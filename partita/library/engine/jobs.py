@@ -6,7 +6,7 @@ import importlib
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from partita.errors import PartitaError, ProviderError, ResourceError
 from partita.library.api import QUIET, Audience
@@ -16,8 +16,9 @@ from partita.runtime.worker.child import Channel, serve
 from partita.runtime.worker.parent import Worker, WorkerLostError
 
 T = TypeVar("T")
-NOTE, BEGIN, END = "note", "begin", "end"
-"""Types of events: a note, begin and end of a long operation."""
+Event = tuple[str, str | None]
+"""For the parent's audience: NOTE and its text; BUSY and the title of a long operation, None at its end."""
+NOTE, BUSY = "note", "busy"
 CRASHES = frozenset(
     getattr(signal, name)
     for name in ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP", "SIGSYS")
@@ -28,13 +29,6 @@ Crashed = Mapping[str, str]
 """Skipped providers whose native code crashed -> how the process ended. RUN and EXPERIMENTS are placeholders: skip the
 run or the experiments."""
 NONE_CRASHED: Crashed = {}
-
-
-class Event(NamedTuple):
-    """An event for the parent's audience."""
-
-    kind: str
-    value: Any
 
 
 class CrashError(ProviderError):
@@ -70,15 +64,8 @@ def run_job(
         return _function(work)(*args, audience=audience, **kwargs)
     events = AudienceEvents(audience)
     with Worker(__name__, environment=environment, on_event=events) as worker:
-        future = worker.submit("run", work, args, kwargs)
         try:
-            try:
-                return worker.wait(future, timeout)
-            except KeyboardInterrupt:
-                if not patient:
-                    raise
-                worker.interrupt()
-                return worker.wait(future, timeout)
+            return worker.wait(worker.submit("run", work, args, kwargs), timeout, patient=patient)
         except WorkerLostError as lost:
             raise crash_error(lost, chain) from lost
         finally:
@@ -92,19 +79,16 @@ class AudienceEvents:
         self._audience = audience
         self._busy: AbstractContextManager[object] | None = None
 
-    def __call__(self, event: Any) -> bool:
-        """Pass on an event; False if it is of another type."""
-        if not isinstance(event, Event):
-            return False
-        kind, value = event
+    def __call__(self, event: Event) -> None:
+        """Pass on an event."""
+        kind, text = event
         if kind == NOTE:
-            self._audience.note(value)
-        else:
-            self.end()
-            if kind == BEGIN:
-                self._busy = self._audience.busy(value)
-                self._busy.__enter__()
-        return True
+            self._audience.note(text or "")
+            return
+        self.end()
+        if text is not None:
+            self._busy = self._audience.busy(text)
+            self._busy.__enter__()
 
     def end(self) -> None:
         """End the long operation."""
@@ -118,13 +102,13 @@ def pushing_audience(channel: Channel) -> Audience:
 
     @contextmanager
     def busy(title: str) -> Iterator[None]:
-        channel.push(Event(BEGIN, title))
+        channel.push((BUSY, title))
         try:
             yield
         finally:
-            channel.push(Event(END, None))
+            channel.push((BUSY, None))
 
-    return Audience(lambda text: channel.push(Event(NOTE, text)), busy)
+    return Audience(lambda text: channel.push((NOTE, text)), busy)
 
 
 def run(channel: Channel) -> None:

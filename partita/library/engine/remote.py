@@ -19,23 +19,16 @@ from partita.errors import GenerationError, PartitaError, ProviderError
 from partita.foreign.folder import NO_CHOICE, Choice
 from partita.library.api import QUIET, Audience
 from partita.library.chain import Target
-from partita.library.engine.base import (
-    CLOSED,
-    Engine,
-    OpenedPackage,
-    PrefixSaved,
-    ReportRequest,
-    Restarts,
-)
+from partita.library.engine.base import CLOSED, Engine, OpenedPackage, PrefixSaved, ReportRequest, Restarts
 from partita.library.engine.jobs import CRASHES, AudienceEvents, crash_error, foreign
-from partita.library.engine.requests import RequestOutput, Ticket, Work, notify_listeners
+from partita.library.engine.requests import RequestOutput, Ticket, notify_listeners
 from partita.library.engine.worker_loop import Update
 from partita.options.generation import BatchOptions
 from partita.package.folder import Manifest
 from partita.partition_reports.records import Report
 from partita.remedies import Remedy
 from partita.runtime.generate.prefix_file import PrefixContent
-from partita.runtime.generate.record.recorder import Step
+from partita.runtime.generate.record import Step
 from partita.runtime.worker.parent import Worker, WorkerLostError
 
 PROCESS = "partita.library.engine.worker_loop"
@@ -137,9 +130,6 @@ class RemoteEngine(Engine):
             self.lost_by = self._reported = None
             return self.chunk
 
-    def _stream(self, work: Work) -> None:
-        return None
-
     def _enqueue(self, ticket: Ticket) -> None:
         with self._sending:
             if self._worker_error is not None and self.restarts is None:
@@ -149,20 +139,25 @@ class RemoteEngine(Engine):
                 self._send(ticket)
 
     def step(self) -> bool:
-        """Process the next update of the worker, and pass requests their pieces. False if no request is open."""
+        """Process the next updates of the worker, and pass requests their pieces. False if no request is open."""
         self.check_process()
         with self._stepping:
-            if self._worker_error is None or self._inbox.events:
-                if not self._requests and not self._inbox.events:
-                    return False
-                event = self._inbox.get()
-                self._lose(event) if isinstance(event, WorkerLostError) else self._apply(event)
-            elif not self._requests and (self.restarts is None or not self._may_restart):
-                return False  # else restarted without a request: a load balancer sends none to a server that is down
-            elif self.restarts is None or self._restarting is not None:
-                self._end([*self._requests.values()], self._ended_error())
-            else:
+            events = self._inbox.events
+            if events or (self._worker_error is None and self._requests):
+                self._handle(self._inbox.get())
+                for _ in range(len(events)):
+                    self._handle(events.popleft())
+            elif self._worker_error is None:
+                return False
+            elif self._restarting is not None:
+                raise self._ended_error()
+            elif self.restarts is not None and self._may_restart:
+                # Also without a request: a load balancer sends none to a server that is down.
                 self._restart(self.restarts)
+            elif self._requests:
+                self._end([*self._requests.values()], self._ended_error() if self._failed is None else self._failed[0])
+            else:
+                return False
             return True
 
     def wait(self, seconds: float | None = None) -> bool:
@@ -208,30 +203,32 @@ class RemoteEngine(Engine):
         if self._worker_error is not None:
             raise self._ended_error()
         try:
-            call = self._worker.submit(verb, *args, **kwargs)
-            try:
-                return self._worker.wait(call)
-            except KeyboardInterrupt:
-                self._worker.interrupt()
-                return self._worker.wait(call)
+            return self._worker.wait(self._worker.submit(verb, *args, **kwargs), patient=True)
         except WorkerLostError as lost:
             if self.closed or lost.closed:
                 raise GenerationError(CLOSED) from lost
             self._worker_error = self._worker_error or self._death(lost, DURING.get(verb, "generation"))
             raise self._worker_error from lost
 
-    def _apply(self, update: Update) -> None:
-        """Apply an update to the requests."""
-        requests = self._requests
-        for number, began in update.started_requests:
+    def _handle(self, event: Update | WorkerLostError) -> None:
+        """Apply an update. After the worker's end, end running requests; all requests if it is not restarted."""
+        if isinstance(event, WorkerLostError):
+            if not self.closed:
+                self._worker_error = self._worker_error or self._death(event, "generation")
+            self.lost_by = error = GenerationError(CLOSED) if self.closed else self._worker_error or event
+            stays = self.restarts is not None and not self.closed
+            self._end([each for each in self._requests.values() if not stays or each.state == "running"], error)
+            return
+        requests, (changes, started, step, lost_by) = self._requests, event
+        for number, began in started:
             if number in requests:
                 requests[number].state, requests[number].began = "running", began
         observers = dict[Callable[[Step], object] | None, None]()
-        if update.step is not None:
+        if step is not None:
             observers = dict.fromkeys(ticket.on_step for ticket in requests.values() if ticket.state == "running")
-        self.lost_by = update.lost_by or self.lost_by
+        self.lost_by = lost_by or self.lost_by
         pieces = []
-        for number, text, tokens, logprobs, finish, end in update.pieces:
+        for number, text, tokens, logprobs, finish, end in changes:
             ticket = requests.get(number)
             if ticket is None:
                 continue
@@ -250,8 +247,8 @@ class RemoteEngine(Engine):
             notify_listeners(pieces)
         finally:
             for on_step in observers:
-                if on_step is not None and update.step is not None:
-                    on_step(Step._make(update.step))
+                if on_step is not None and step is not None:
+                    on_step(Step._make(step))
 
     def _ended_error(self) -> ProviderError:
         """The error for a worker that has already ended."""
@@ -269,52 +266,40 @@ class RemoteEngine(Engine):
             remedy=replace(LOAD_AGAIN, alternative=otherwise),
         )
 
-    def _lose(self, lost: WorkerLostError) -> None:
-        """End running requests after the worker's end, and waiting requests unless it is restarted."""
-        if not self.closed:
-            self._worker_error = self._worker_error or self._death(lost, "generation")
-        self.lost_by = error = GenerationError(CLOSED) if self.closed else self._worker_error or lost
-        stays = self.restarts is not None and not self.closed
-        self._end([each for each in self._requests.values() if not stays or each.state == "running"], error)
-
     @property
     def _may_restart(self) -> bool:
         """Whether the last attempt to restart the worker, if there was one, is long enough ago."""
         return self._failed is None or time.monotonic() - self._failed[1] >= RETRY_SECONDS
 
     def _restart(self, restarts: Restarts) -> None:
-        """Restart the worker, check it, and send it the waiting requests; if that fails, end them."""
+        """Restart the worker, check it, and send it the waiting requests. If that fails, `step` ends them."""
         failed = self._failed
+        if failed is None:
+            restarts.notify(f"{self._worker_error}; it is being restarted")
         with self._sending:
-            waiting, self._requests, self._restarting = self._requests, {}, get_ident()
-        if self._may_restart:
-            if failed is None:
-                restarts.notify(f"{self._worker_error}; it is being restarted")
+            self._restarting = get_ident()
+        try:
             self._closing.detach()
             self._worker.kill()
-            try:
-                self._start()
-                self.open(self._opening)
-                restarts.check()
-                self.open(self._opening)  # a new record for reports
-                self._failed = None
-            except Exception as raised:  # noqa: BLE001 - the server stays up and retries
-                error = raised if isinstance(raised, PartitaError) else PartitaError(f"internal error: {raised!r}")
-                self._worker_error = self._worker_error or error
-                if failed is None or str(failed[0]) != str(error):  # otherwise it would be a line every few seconds
-                    restarts.notify(f"not loaded: {error}; retrying every {RETRY_SECONDS:g} s")
-                self._failed = error, time.monotonic()
+            self._start()
+            self.open(self._opening)
+            restarts.check()
+            self.open(self._opening)  # a new record for reports
+            self._failed = None
+        except Exception as raised:  # noqa: BLE001 - the server stays up and retries
+            error = raised if isinstance(raised, PartitaError) else PartitaError(f"internal error: {raised!r}")
+            self._worker_error = self._worker_error or error
+            message = f"{error.message}; retrying every {RETRY_SECONDS:g} s"
+            self._failed = ProviderError(message, path=error.path), time.monotonic()
+            if failed is None or failed[0].message != message:  # otherwise it would be a line every few seconds
+                restarts.notify(f"not loaded: {self._failed[0]}")
         with self._sending:
-            self._requests, self._restarting = {**waiting, **self._requests}, None
+            self._restarting = None
             for ticket in self._requests.values() if self._failed is None else ():
                 self._send(ticket)
                 if ticket.cancelled:
                     self._cancel(ticket)
-        if self._failed is not None:
-            error = self._failed[0]
-            message = f"{error.message}; retrying every {RETRY_SECONDS:g} s"
-            self._end([*self._requests.values()], ProviderError(message, path=error.path))
-        elif failed is not None:
+        if self._failed is None and failed is not None:
             restarts.notify("it is loaded again and accepts requests")
 
     def _end(self, tickets: Sequence[Ticket], error: PartitaError) -> None:
@@ -335,17 +320,15 @@ class _Inbox:
         self._changed = Condition()
 
     def put(self, event: Any) -> None:
-        """Add an event; called by the thread that reads the worker's messages."""
-        events: Sequence[Update | WorkerLostError]
+        """Add the events of a message; called by the thread that reads the worker's messages."""
         if isinstance(event, WorkerLostError):
             self._audience.end()
-            events = [event]
-        elif self._audience(event):
+            event = [event]
+        elif isinstance(event, tuple):
+            self._audience(event)
             return
-        else:
-            events = [*map(Update._make, event)]
         with self._changed:
-            self.events.extend(events)
+            self.events.extend(event)
             self._changed.notify()
 
     def wait(self, seconds: float | None = None) -> bool:

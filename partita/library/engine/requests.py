@@ -88,9 +88,12 @@ class Ticket:
         on_step: Callable[[Any], object] | None,
         on_cancel: Callable[[Ticket], object],
     ) -> None:
-        """`listener` is called with its pieces; `on_step` with each `Step` of its row, after the pieces of the step."""
+        """`listener` is called with its pieces; `on_step` with each `Step` of its row, after the pieces of the step;
+        `on_cancel`, a method of the engine, when it is cancelled.
+        """
         self.number = next(_NUMBERS)
-        self.work, self.listener, self.on_step, self._on_cancel = work, listener, on_step, on_cancel
+        self.work, self.listener, self.on_step = work, listener, on_step
+        self._on_cancel = weakref.WeakMethod(on_cancel)  # a ticket does not keep its engine alive
         self.row: int | None = None
         """Its row of the batch; None without one."""
         self.stream = stream
@@ -129,49 +132,12 @@ class Ticket:
     def cancel(self) -> None:
         """End it from any thread, with `interrupted` after the next step. A finished request does not change."""
         self.cancelled = True
-        self._on_cancel(self)
-
-    def take(self, tokens: tuple[int, ...], finish: str | None) -> tuple[tuple[int, ...], str]:
-        """Add the tokens of one step; return those of the answer, without tokens after a stop string, and their text.
-        For the engine.
-        """
-        if self.finish is not None:
-            return (), ""
-        self.finish = finish  # also without tokens, for logits that are not finite
-        text, stream = "", self.stream
-        if stream is not None:
-            for count, token in enumerate(tokens, start=1):
-                text += stream.push(token)
-                if stream.stopped:
-                    self.finish, tokens = "stop", tokens[:count]
-                    break
-            if text:
-                self.pieces.append(text)
-        self.tokens += tokens
-        return tokens, text if self.finish is None else text + self.end_text()
-
-    def end_text(self) -> str:
-        """Add the held-back text at the end, and return it. For the engine."""
-        if self.stream is None:
-            return ""
-        rest, self.stream = self.stream.finish(), None
-        self.pieces.append(rest)
-        return rest
+        on_cancel = self._on_cancel()
+        if on_cancel is not None:
+            on_cancel(self)
 
 
 Listener = Callable[[Ticket, RequestOutput], object]
-
-
-def weak(method: Callable[[Ticket], object]) -> Callable[[Ticket], object]:
-    """A function that calls the method while its object exists, so that a ticket does not keep its engine alive."""
-    found = weakref.WeakMethod(method)
-
-    def call(ticket: Ticket) -> None:
-        bound = found()
-        if bound is not None:
-            bound(ticket)
-
-    return call
 
 
 def check_work(work: object, folder: Path, manifest: Manifest, name: str = "the prompt") -> None:

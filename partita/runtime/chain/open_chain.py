@@ -42,7 +42,7 @@ from partita.runtime.chain.provider_state import (
 )
 from partita.runtime.cpu.attention import Attention
 from partita.runtime.cpu.settings import into_huge_pages, memory_before, set_up
-from partita.runtime.generate.record.observation import session_facts
+from partita.runtime.generate.record import session_facts
 from partita.runtime.ort.errors import STRICT, lacks_kernel, one_line, open_error
 from partita.runtime.ort.session import NativeFailureError, Session, open_native
 from partita.runtime.ort.session_options import Opening

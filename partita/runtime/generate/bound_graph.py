@@ -15,16 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 from partita import dtypes
-from partita.errors import GenerationError, PackageError, PartitaError
+from partita.errors import GenerationError, PackageError
 from partita.observations.text_format import listing
 from partita.package.contract import Contract, GraphFile, PhaseName
 from partita.remedies import FROM_CHECKPOINT
-from partita.runtime.generate.cache.cache import Cache
-from partita.runtime.generate.cache.states import Span
+from partita.runtime.generate.cache import Cache, Span
 from partita.runtime.generate.choice.device_choice import FAILURES, DeviceChoice, LargestLogits, Selection
 from partita.runtime.generate.feeds import (
     BoundInput,
-    Mask,
     Starts,
     bound,
     cursor_writer,
@@ -33,9 +31,9 @@ from partita.runtime.generate.feeds import (
     port_shapes,
 )
 from partita.runtime.generate.graph_capture import Recording
-from partita.runtime.generate.record.observation import Window
+from partita.runtime.generate.record import Window
 from partita.runtime.ort.binding import Binding
-from partita.runtime.ort.buffers import Buffer
+from partita.runtime.ort.buffers import Buffer, host_buffer, reshaped
 from partita.runtime.ort.session import Session
 from partita.runtime.place.model_file import ModelFile
 
@@ -98,7 +96,10 @@ class BoundGraph:
         self.rows = rows
         shapes = port_shapes(batch, new_tokens, rows, contract.vocab_size, contract.max_length)
         mask = port_by_role(graph, "mask")
-        self._mask = Mask.of(mask, contract, new_tokens) if mask is not None else None
+        self._mask: tuple[str, Buffer] | None = None
+        """Name of a mask [B, T] whose T changes with each step, and a buffer [B, N]."""
+        if mask is not None and len(mask.shape) == 2 and not isinstance(mask.shape[1], int):
+            self._mask = mask.name, host_buffer((batch, contract.max_length), mask.dtype)
         ports = [port for port in graph.inputs if self._mask is None or port is not mask]
         inputs = bound(ports, shapes, binds.bind_input)
         device_outputs: dict[str, Buffer] = {}
@@ -146,15 +147,20 @@ class BoundGraph:
         if self._rope is not None:
             self._rope.fill(rope_length)
         if self._mask is not None:
-            self.binding.bind_input(self._mask.name, self._mask.write(starts))
+            valid = starts + self.new_tokens
+            self.masked(np.arange(valid.max()) < valid[:, None])
 
-    def masked(self, values: Sequence[int]) -> None:
-        """Replace the mask by the values [T], and 0 beyond them."""
+    def masked(self, values: npt.ArrayLike) -> None:
+        """Replace the mask by the values [T] or [B, T], and 0 beyond them."""
+        values = np.atleast_2d(values)
         if self._mask is not None:
-            self.binding.bind_input(self._mask.name, self._mask.written_as(values))
+            name, room = self._mask
+            mask = reshaped(room, (self._batch, values.shape[1]))
+            mask.host[...] = values
+            self.binding.bind_input(name, mask)
         elif self._whole_mask is not None:
             self._whole_mask.fill(0)
-            self._whole_mask[:, : len(values)] = values
+            self._whole_mask[:, : values.shape[1]] = values
 
     def choose(self, positions: Sequence[int]) -> None:
         """Request logits at at most K positions of 0 .. S-1; unused places repeat the last position."""
@@ -186,11 +192,8 @@ class BoundGraph:
                 return seconds
             self._cache.record_addresses(self._as_of_all(self.binding.output_addresses()))
             window.after_run(self.phase, self.new_tokens, self._window_rows)
-        except PartitaError:
-            window.close()  # the profile would contain a run without a record
-            raise
         except BaseException:
-            window.cut_short(self.phase, self.new_tokens, self._window_rows)
+            window.close()  # the profile may contain a run without a record
             raise
         return seconds
 
@@ -260,11 +263,6 @@ class BoundGraph:
         self.is_bound = False
         self.binding.release()
         self._logits.release()
-
-    @property
-    def recorded(self) -> bool:
-        """Whether its runs are captured for replay."""
-        return self._recording is not None
 
     @property
     def crossing(self) -> dict[str, int]:

@@ -10,17 +10,25 @@ from typing import Self
 
 import numpy as np
 
-from partita.package.contract import Contract, Dimension
+from partita.package.contract import Dimension
+from partita.package.folder import Manifest
 from partita.providers.resolve import Resolution
 from partita.runtime.cpu.settings import will_repeat
-from partita.runtime.generate.adapters import NOTHING, Adapters, InputValues, stack_values
 from partita.runtime.generate.bound_graph import SMALL_STEP_TOKENS, BoundGraph, LoadedGraph
-from partita.runtime.generate.cache.cache import Cache
-from partita.runtime.generate.cache.states import Span
+from partita.runtime.generate.cache import Cache, Span
 from partita.runtime.generate.choice.device_choice import DeviceChoice
-from partita.runtime.generate.feeds import as_declared, logit_positions, logits_port, port_by_role
+from partita.runtime.generate.feeds import (
+    NOTHING,
+    Adapters,
+    InputValues,
+    as_declared,
+    logit_positions,
+    logits_port,
+    port_by_role,
+    stack_values,
+)
 from partita.runtime.generate.planner import Capacity, GraphName, StepPlan
-from partita.runtime.generate.record.recorder import Recorder, Step
+from partita.runtime.generate.record import Recorder, Step
 from partita.runtime.ort.buffers import Buffer, host_buffer
 
 
@@ -33,18 +41,18 @@ class Runner:
     def __init__(
         self,
         folder: Path,
-        contract: Contract,
+        manifest: Manifest,
         graphs: tuple[LoadedGraph, ...],
         rss: tuple[int, int],
         anonymous: int | None = None,
     ) -> None:
         """`rss`: resident memory before and after the graphs were opened; `anonymous`: growth of anonymous memory."""
-        self.folder, self.contract, self.graphs = folder, contract, graphs
+        self.folder, self.contract, self.graphs = folder, manifest.graph, graphs
+        contract = self.contract
         self.rss_before_load_bytes, self.rss_after_load_bytes = rss
         self.anonymous_growth_bytes = anonymous
         self.recorder = Recorder()
-        self.adapters: Adapters | None = None
-        """Switchable adapters of the package; set by `load_runner`."""
+        self._values = Adapters(folder, manifest)
         self.adapter_names: list[str | None] = [None] * contract.batch_size
         """[B]: the adapter of each row."""
         self._by_phase = {phase: entry for entry in reversed(graphs) for phase in entry.phases}
@@ -54,7 +62,7 @@ class Runner:
         self.rows = contract.batch_size if apart else 1
         """Sequences at a time. If 1, every row of the batch has the same tokens."""
         if self.rows == 1:
-            self.cache.hold_one()
+            self.cache.lengths = [0]
         self.capacity = self._capacity()
         roped = any(port_by_role(entry.graph, "rope_length") is not None for entry in graphs)
         self.has_rope_length = roped or contract.recompute_above is not None
@@ -114,10 +122,8 @@ class Runner:
         Cached tokens keep the values of their earlier adapter. Raises UsageError for an unknown name, PackageError for
         a damaged file.
         """
-        if self.adapters is None:
-            return
         every = [*names] if len(names) > 1 else [names[0]] * self.contract.batch_size
-        given = [self.adapters.named(name) for name in every]
+        given = [self._values.named(name) for name in every]
         changed = [new is not old for new, old in zip(given, self._adapters, strict=True)]
         self.adapter_names = every
         if not any(changed):
@@ -176,7 +182,7 @@ class Runner:
         kept = self._bound.get(place)
         if kept is None or (kept.new_tokens, kept.rows, kept.span) != (new_tokens, rows, span):
             old = self._bound.pop(place, None)  # free the old buffers before the new are allocated
-            if old is not None and old.recorded:
+            if old is not None and old.replays is not None:
                 self._release(old)  # otherwise the device keeps the captured graph until the session closes
             kept = self._bound[place] = BoundGraph(
                 entry,

@@ -1,19 +1,24 @@
-"""Buffers of a graph's inputs and logits by role, and functions that fill its cursor inputs.
+"""Buffers of a graph's inputs and logits by role, functions that fill its cursor inputs, and values of its adapters.
 
 A port may declare the sizes of its role with more or fewer dimensions: [B] as [B, 1], or [] for one row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from partita.package.contract import Contract, Dimension, GraphFile, Port
-from partita.runtime.ort.buffers import Buffer, host_buffer, reshaped
+from partita.errors import PackageError
+from partita.package.contract import AdapterInput, Dimension, GraphFile, Port
+from partita.package.folder import Manifest, path_inside
+from partita.remedies import FROM_CHECKPOINT, Remedy
+from partita.runtime.generate.checks import check_adapter
+from partita.runtime.ort.buffers import Buffer, host_buffer, read_adapter
 
 Starts = npt.NDArray[np.int64]
 """[B]: cache positions of the rows' next tokens."""
@@ -41,47 +46,12 @@ def cursor_writer(role: str, new_tokens: int) -> Cursor | None:
         "total_length": lambda starts, out: out.fill(starts.max() + new_tokens),
         "write_start": lambda starts, out: np.copyto(out, starts, casting="unsafe"),
         "valid_length": lambda starts, out: np.add(starts, new_tokens, out=out, casting="unsafe"),
-        "mask": lambda starts, out: write_mask(starts + new_tokens, out),
+        "mask": lambda starts, out: np.less(  # 1 for cached and new tokens
+            np.arange(out.shape[1]), starts[:, None] + new_tokens, out=out, casting="unsafe"
+        ),
         "cache_branch": lambda starts, out: out.fill(bool(starts.max() > 0)),
     }
     return writers.get(role)
-
-
-def write_mask(valid: Starts, out: npt.NDArray[Any]) -> None:
-    """Write a mask [B, T]: 1 for the first `valid` [B] cache positions, 0 beyond."""
-    np.less(np.arange(out.shape[1])[None, :], valid[:, None], out=out, casting="unsafe")
-
-
-@dataclass(frozen=True, slots=True)
-class Mask:
-    """A mask [B, T] whose T changes with each step, in one buffer of the maximum size."""
-
-    name: str
-    buffer: Buffer
-    """[B, N]."""
-    batch: int
-    new_tokens: int
-
-    @classmethod
-    def of(cls, port: Port, contract: Contract, new_tokens: int) -> Mask | None:
-        """The mask of a port; None if T is fixed."""
-        if len(port.shape) != 2 or isinstance(port.shape[1], int):
-            return None
-        room = host_buffer((contract.batch_size, contract.max_length), port.dtype)
-        return cls(port.name, room, contract.batch_size, new_tokens)
-
-    def write(self, starts: Starts) -> Buffer:
-        """The mask of a step, with T = max(starts) + S."""
-        valid = starts + self.new_tokens
-        mask = reshaped(self.buffer, (self.batch, int(valid.max())))
-        write_mask(valid, mask.host)
-        return mask
-
-    def written_as(self, values: Sequence[int]) -> Buffer:
-        """The mask of a step, with these values [T] in every row."""
-        mask = reshaped(self.buffer, (self.batch, len(values)))
-        mask.host[...] = values
-        return mask
 
 
 def port_shapes(batch: int, new_tokens: int, rows: int, vocab_size: int, length: int) -> dict[str, tuple[int, ...]]:
@@ -158,3 +128,87 @@ def logit_positions(graph: GraphFile) -> LogitPositions:
     tokens = next(port for port in graph.inputs if port.role == "tokens")
     one_each = (1, tokens.shape[0]) if len(tokens.shape) > 1 else (1,)  # [B, vocab]; [S, vocab] has the size of [S]
     return "last" if logits.shape[:1] and logits.shape[0] in one_each else "all"
+
+
+# --- adapters ---------------------------------------------------------------------------------------------------------
+
+SHOWN = 5
+OTHER_ADAPTER = Remedy("use an adapter that was exported for this model")
+InputValues = Mapping[str, Buffer]
+"""Values of adapter inputs, by input name."""
+NOTHING: InputValues = {}
+"""Values without an adapter."""
+
+
+@dataclass(slots=True)
+class Adapters:
+    """The adapters of a package; each is loaded at its first use."""
+
+    folder: Path
+    manifest: Manifest
+    loaded: dict[str, InputValues] = field(default_factory=dict)
+
+    def named(self, name: str | None) -> InputValues:
+        """Input values of an adapter; empty for None.
+
+        Raises UsageError for an unknown name, PackageError for a file that is damaged or for other graphs.
+        """
+        check_adapter(self.folder, self.manifest, name)
+        if name is None:
+            return NOTHING
+        if name not in self.loaded:
+            record = next(record for record in self.manifest.switchable if record.name == name)
+            if record.file is None:
+                raise PackageError(
+                    f"{self.folder}: the manifest lists no file for adapter {name}", remedy=FROM_CHECKPOINT
+                )
+            remedy = FROM_CHECKPOINT if self.manifest.foreign is None else OTHER_ADAPTER
+            self.loaded[name] = _checked(path_inside(self.folder, record.file), self.manifest.graph.files, remedy)
+        return self.loaded[name]
+
+
+def stack_values(rows: Sequence[InputValues], *, every: bool = False) -> InputValues:
+    """One value per input with the values of all rows on the first axis, padded with zeros to the largest rank.
+
+    `rows`: values with a first axis of 1. Without `every`, an input whose value is the same in all rows keeps axis 1.
+    """
+    if all(each is rows[0] for each in rows) and (not every or not rows[0]):
+        return rows[0]
+    made: dict[str, Buffer] = {}
+    for name in sorted({name for each in rows for name in each}):
+        values = [each[name].host[0] if name in each else None for each in rows]
+        present = [value for value in values if value is not None]
+        sizes = [max(value.shape[axis] for value in present) for axis in range(present[0].ndim)]
+        buffer = made[name] = host_buffer((len(rows), *sizes), next(each[name].dtype for each in rows if name in each))
+        for row, value in enumerate(values):
+            if value is not None:
+                buffer.host[row][tuple(slice(0, size) for size in value.shape)] = value
+    return made
+
+
+def _checked(path: Path, graphs: Sequence[GraphFile], remedy: Remedy) -> InputValues:
+    """The values of an adapter file, validated against the inputs of the graphs."""
+    ports = {port.name: port for graph in graphs for port in graph.adapter_inputs}
+    found: dict[str, Buffer] = {}
+    ranks: dict[str, int] = {}
+    wrong: list[str] = []
+    for name, (buffer, shape) in read_adapter(path, remedy).items():
+        port = ports.get(name)
+        if port is None or buffer.dtype != port.dtype or not _fits(shape, port, ranks):
+            requested = "no graph uses it" if port is None else f"the graphs expect {port.dtype} {list(port.shape)}"
+            wrong.append(f"{name[:120]} is {buffer.dtype} {list(shape)}, {requested}")
+        found[name] = buffer
+    if wrong or not found:
+        more = f" ({len(wrong):,} in all)" if len(wrong) > SHOWN else ""
+        reason = f"{'; '.join(wrong[:SHOWN])}{more}" if wrong else "it contains no values"
+        raise PackageError(f"{path}: not an adapter of this package: {reason}", remedy=remedy)
+    return found
+
+
+def _fits(shape: tuple[int, ...], port: AdapterInput, ranks: dict[str, int]) -> bool:
+    """Whether a shape matches an input, for one row; equal symbolic sizes must have equal values."""
+    wanted = (1, *port.shape[1:]) if port.by_row else port.shape
+    return len(shape) == len(wanted) and all(
+        size == (each if isinstance(each, int) else ranks.setdefault(each, size))
+        for size, each in zip(shape, wanted, strict=True)
+    )

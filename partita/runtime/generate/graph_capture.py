@@ -23,8 +23,7 @@ from partita.providers.resolve import Resolution
 from partita.remedies import Remedy
 from partita.runtime.chain.open_chain import opened_facts, refusal
 from partita.runtime.chain.provider_state import active_of
-from partita.runtime.generate.cache.cache import Cache
-from partita.runtime.generate.cache.states import moves
+from partita.runtime.generate.cache import Cache, moves
 from partita.runtime.generate.feeds import BoundInput, cursor_writer, port_by_role
 from partita.runtime.ort.binding import Binding
 from partita.runtime.ort.buffers import CUDA_MEMORY, HOST_MEMORY, Buffer

@@ -13,22 +13,20 @@ from partita.errors import GenerationError
 from partita.observations.text_format import plural
 from partita.runtime.generate.checks import check_prompt
 from partita.runtime.generate.choice.drafting import NO_DRAFTS, DraftLengths, Drafts, VerifiedDraft, draft, get_ready
-from partita.runtime.generate.choice.next_tokens import NextTokens
+from partita.runtime.generate.choice.next_tokens import NextTokens, SteadyStep, steady_step
 from partita.runtime.generate.executor import Runner
 from partita.runtime.generate.planner import Policy, RowView, StepPlan, plan_step, prompts_first, rows_at_work_first
 from partita.runtime.generate.prefixes import Prefixes
-from partita.runtime.generate.record.recorder import Step
+from partita.runtime.generate.record import Step
 from partita.runtime.generate.request import (
     BY_LENGTH,
     Drafter,
     Prefix,
     Request,
     Row,
-    check_loads,
     endings,
     logprobs,
 )
-from partita.runtime.generate.steady_step import SteadyStep, steady_step
 
 PREFILL_CHUNK_TOKENS = 512
 PADDING = 0
@@ -62,7 +60,7 @@ class GenerationLoop:
     """The largest `rope_length` so far."""
     prompt_tokens_run: int = field(default=0, init=False)
     """Prompt tokens since the last decode step, padding included."""
-    prefixes: Prefixes | None = field(default=None, init=False)
+    prefixes: Prefixes = field(init=False)
     steady_step: SteadyStep | None = field(default=None, init=False)
     """The decode step to repeat; None after a row has changed."""
 
@@ -73,8 +71,8 @@ class GenerationLoop:
         """The adapter of requests without one."""
         runner.cache.prepare()
         self.tokens = NextTokens(runner.cache)
-        if self.shares and not runner.contract.cacheless:
-            self.prefixes = Prefixes(runner.cache, runner.capacity, self.keeps_keys)
+        usable = self.keeps_keys if self.shares and not runner.contract.cacheless else None
+        self.prefixes = Prefixes(runner.cache, runner.capacity, usable)
         self._rested = True
         """No row was running, so the time until the next step is not overhead."""
 
@@ -99,16 +97,12 @@ class GenerationLoop:
             adapter=self.adapter if request.adapter is None else request.adapter,
             drafter=self.new_drafter() if request.drafter is None and self.new_drafter else request.drafter,
         )
-        entry, prefixes = Row.of(request, self.runner.contract.max_length), self.prefixes
-        prompt = entry.history[: entry.known]
-        index = self.rows.index(None) if prefixes is None else prefixes.free_row(self.rows, prompt, request.adapter)
+        entry = Row.of(request, self.runner.contract.max_length)
+        index = self.prefixes.free_row(self.rows, entry.history[: entry.known], request.adapter)
         self.rows[index] = entry
         try:
             self._use_adapters(index)
-            if prefixes is None:
-                self.runner.cache.release_row(index)
-            else:
-                prefixes.add_row(index, self.rows)
+            self.prefixes.add_row(index, self.rows)
         except BaseException:
             self.runner.cache.release_row(index)  # it may hold tokens of another request
             self.release_row(index)
@@ -123,11 +117,9 @@ class GenerationLoop:
         self.steady_step = None
         self.rows[index] = None
         if entry is not None and 0 < cache.lengths[index] < entry.read_until:
-            cache.discard_row(index)  # the logits of its prompt were not checked
-        if self.prefixes is None:
+            cache.wipe(index)  # the logits of its prompt were not checked
             cache.release_row(index)
-        else:
-            self.prefixes.release_row(index, entry)
+        self.prefixes.release_row(index, entry)
         if self.runner.contract.adapters_by_row:
             self._use_adapters(index)
 
@@ -135,13 +127,6 @@ class GenerationLoop:
         """Run each row with its adapter, or all rows with that of row `index` if a batch supports one adapter."""
         names = [self.adapter if row is None else row.request.adapter for row in self.rows]
         self.runner.use_adapters(*(names if self.runner.contract.adapters_by_row else names[index : index + 1]))
-
-    def add_prefix(self, prefix: Prefix) -> None:
-        """Add a prefix that is copied into prompts that begin with it. Raises GenerationError if unsupported."""
-        if self.prefixes is None:
-            check_loads(self.runner.cache, len(prefix.tokens), usable=False)
-        else:
-            self.prefixes.add(prefix)
 
     def save_prefix(self, row: int) -> Prefix:
         """The cached tokens of a row and their states. Raises GenerationError if they cannot be read back."""
@@ -235,7 +220,7 @@ class GenerationLoop:
             draft_seconds=drafts.seconds,
             errors=errors,
             logprobs=logprobs(self.rows),
-            prefix_tokens=() if self.prefixes is None else self.prefixes.pop_reused(len(self.rows)),
+            prefix_tokens=self.prefixes.pop_reused(len(self.rows)),
         )
         self.mark = now
         self.tokens.step_count += 1
@@ -280,14 +265,11 @@ class GenerationLoop:
         if self.runner.contract.cacheless:
             views = [self._uncached_view(index, row) for index, row in enumerate(self.rows)]
             return plan_step(views, capacity, self.prefill_chunk)
-        if self.prefixes is not None:
-            self.prefixes.before_step(self.rows)
+        waiting = self.prefixes.before_step(self.rows)
         views = [
-            RowView(count, 0, needs_cache=False) if row is None else row.view(count)
-            for row, count in zip(self.rows, filled, strict=True)
+            RowView(filled[index], 0, needs_cache=False) if row is None or index in waiting else row.view(filled[index])
+            for index, row in enumerate(self.rows)
         ]
-        if self.prefixes is not None:
-            views = self.prefixes.views(views)
         waited = self.patience is not None and self.prompt_tokens_run >= self.patience
         policy = rows_at_work_first if waited else self.policy
         return plan_step(policy(views, capacity), capacity, self.prefill_chunk)

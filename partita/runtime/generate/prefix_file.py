@@ -29,7 +29,7 @@ from partita.untrusted_files import MOST_BYTES, check_size, parsed_record
 
 if TYPE_CHECKING:
     from partita.runtime.generate.bound_graph import LoadedGraph
-    from partita.runtime.generate.cache.states import RowShapes
+    from partita.runtime.generate.cache import RowShapes
 
 
 SCHEMA: Final = "partita.prefix/1"

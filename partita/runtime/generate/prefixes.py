@@ -13,14 +13,14 @@ Prefix files are loaded into any memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from partita.runtime.generate.cache.cache import Cache
-from partita.runtime.generate.planner import Capacity, RowView
+from partita.runtime.generate.cache import UNBOUNDED_TOKENS, Cache
+from partita.runtime.generate.planner import Capacity
 from partita.runtime.generate.request import Prefix, Row, Tokens, check_loads
 
 LEAST_TOKENS = 16
@@ -36,14 +36,14 @@ class _Source(NamedTuple):
 
 
 class Prefixes:
-    """The rows of one batch as sources of prefixes, and prefixes from files.
+    """The rows of one batch as sources of prefixes, and a prefix from a file.
 
-    `usable(length)`: whether the keys of a prompt of this length are valid in other prompts.
+    `usable(length)`: whether the keys of a prompt of this length are valid in other prompts; None: nothing is shared.
     """
 
-    def __init__(self, cache: Cache, capacity: Capacity, usable: Callable[[int], bool]) -> None:
+    def __init__(self, cache: Cache, capacity: Capacity, usable: Callable[[int], bool] | None) -> None:
         self._cache, self._capacity, self._usable = cache, capacity, usable
-        self._files: list[Prefix] = []
+        self._file: Prefix | None = None
         self._released: dict[int, Row] = {}
         """The last request of each free row, first released first."""
         self._awaited: dict[int, _Source] = {}
@@ -55,8 +55,10 @@ class Prefixes:
 
     def add(self, prefix: Prefix) -> None:
         """Add a prefix from a file. Raises GenerationError if no row could load it."""
-        check_loads(self._cache, len(prefix.tokens), usable=self._usable(len(prefix.tokens)))
-        self._files.append(prefix)
+        check_loads(
+            self._cache, len(prefix.tokens), usable=self._usable is not None and self._usable(len(prefix.tokens))
+        )
+        self._file = prefix
 
     def free_row(self, rows: Sequence[Row | None], prompt: Tokens, adapter: str | None) -> int:
         """The free row with the most tokens of a prompt; of equal ones an unused row, else the first released."""
@@ -75,12 +77,12 @@ class Prefixes:
             cache.release_row(index)
         self._report(index, own)
         if row.request.listener is None and cache.loads_rows and self._begins_anywhere(index, rows):
-            prefix, loaded = self._longest_file(prompt, adapter, own)
+            loaded, prefix = self._file_tokens(prompt, adapter), self._file
             source = self._longest_row(index, rows, prompt, max(own, loaded))
             if source is not None:
                 self._awaited[index] = source
                 self._copy(index, rows)
-            elif prefix is not None:
+            elif prefix is not None and loaded > own:
                 cache.load_row(index, loaded, prefix.cut(loaded, cache).states)
                 self._report(index, loaded - own)
 
@@ -88,22 +90,16 @@ class Prefixes:
         """Keep the tokens of a row that is now free, if they are valid."""
         self._awaited.pop(index, None)
         self._unreported.pop(index, None)
-        if row is None or row.error is not None or index in self._cache.invalid:
+        if self._usable is None or row is None or row.error is not None or index in self._cache.invalid:
             self._cache.release_row(index)
         else:
             self._released[index] = row
 
-    def before_step(self, rows: Sequence[Row | None]) -> None:
-        """Copy tokens that have become available into waiting rows."""
+    def before_step(self, rows: Sequence[Row | None]) -> Collection[int]:
+        """Copy tokens that have become available into waiting rows; the rows that still wait."""
         for index in tuple(self._awaited):
             self._copy(index, rows)
-
-    def views(self, views: Sequence[RowView]) -> list[RowView]:
-        """The planner's rows: waiting rows have no tokens."""
-        return [
-            RowView(view.cache_length, 0, needs_cache=False) if index in self._awaited else view
-            for index, view in enumerate(views)
-        ]
+        return self._awaited
 
     def pop_reused(self, rows: int) -> tuple[int, ...]:
         """Prompt tokens that each row [B] has reused since the last call; empty if none."""
@@ -125,7 +121,7 @@ class Prefixes:
     def _common(self, prompt: Tokens, other: Tokens) -> int:
         """Number of tokens of `other` that a prompt begins with. Its last token is always run, for its logits."""
         count = min(len(prompt) - 1, len(other))
-        if self._cache.dirty or count < 1 or not self._usable(len(prompt)):
+        if self._usable is None or self._cache.dirty or count < 1 or not self._usable(len(prompt)):
             return 0
         return common_tokens(prompt[:count], other[:count])
 
@@ -140,15 +136,12 @@ class Prefixes:
         enough = common == filled or (common >= LEAST_TOKENS and self._cache.can_rewind(filled - common, filled))
         return common if enough else 0
 
-    def _longest_file(self, prompt: Tokens, adapter: str | None, least: int) -> tuple[Prefix | None, int]:
-        """The prefix file with the most tokens of a prompt, more than `least`, and their number."""
-        best: tuple[Prefix | None, int] = None, least
-        for prefix in self._files:
-            common, whole = self._common(prompt, prefix.tokens), len(prefix.tokens)
-            usable = common == whole or self._cache.saves(common, whole)
-            if prefix.adapter == adapter and common > best[1] and usable:
-                best = prefix, common
-        return best
+    def _file_tokens(self, prompt: Tokens, adapter: str | None) -> int:
+        """Number of prompt tokens that the prefix file has."""
+        if self._file is None or self._file.adapter != adapter:
+            return 0
+        common, whole = self._common(prompt, self._file.tokens), len(self._file.tokens)
+        return common if common == whole or self._cache.saves(common, whole) else 0
 
     def _longest_row(self, index: int, rows: Sequence[Row | None], prompt: Tokens, least: int) -> _Source | None:
         """The running row that has, or will have, the most tokens of a prompt: at least 16 more than `least`."""
@@ -159,7 +152,8 @@ class Prefixes:
             if row is None or row is own or place in self._awaited or row.request.adapter != own.request.adapter:
                 continue
             common, filled = self._common(prompt, row.history[: row.known]), self._cache.lengths[place]
-            comes = filled < common <= row.read_until and row.finish is None and self._cache.keeps_every_token
+            keeps_all = self._cache.saves(1, UNBOUNDED_TOKENS)
+            comes = filled < common <= row.read_until and row.finish is None and keeps_all
             if (comes or self._is_there(place, row, common)) and common >= least + LEAST_TOKENS:
                 best, least = _Source(place, row, common), common + 1 - LEAST_TOKENS
         return best

@@ -15,8 +15,7 @@ from partita.runtime.generate.choice.sampling import RecordingSampler, Sampler, 
 from partita.runtime.generate.planner import RowView
 
 if TYPE_CHECKING:
-    from partita.runtime.generate.cache.cache import Cache
-    from partita.runtime.generate.cache.states import RowStates
+    from partita.runtime.generate.cache import Cache, RowStates
 
 
 Tokens = npt.NDArray[np.int64]

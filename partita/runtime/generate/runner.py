@@ -21,12 +21,11 @@ from partita.runtime.chain.pins import Pin
 from partita.runtime.chain.provider_state import without_crashed
 from partita.runtime.chain.rehearsal import rehearse
 from partita.runtime.cpu.attention import attention_path
-from partita.runtime.generate.adapters import Adapters
 from partita.runtime.generate.bound_graph import LoadedGraph
-from partita.runtime.generate.cache.states import moves
+from partita.runtime.generate.cache import moves
 from partita.runtime.generate.executor import Runner
 from partita.runtime.generate.graph_capture import recording_session
-from partita.runtime.generate.record.observation import Window
+from partita.runtime.generate.record import Window
 from partita.runtime.ort.native_log import captured_output
 from partita.runtime.ort.registry import available_ort_names
 from partita.runtime.place.model_file import ModelFile, read_model_file
@@ -81,10 +80,9 @@ def load_runner(
             phases: tuple[PhaseName, ...] = ("prefill", "decode") if graph.phase == "any" else (graph.phase,)
             graphs.append(LoadedGraph(graph, model, session, Window(session, phases), phases))
         _check_defaults(folder, graphs)
-        runner = Runner(folder, contract, tuple(graphs), (rss_before, rss_bytes()), _grown(anonymous_before))
+        runner = Runner(folder, manifest, tuple(graphs), (rss_before, rss_bytes()), _grown(anonymous_before))
         opened.pop_all()
         opened.callback(runner.close)
-        runner.adapters = Adapters(folder, manifest)
         if manifest.foreign is not None and wants_tokens:
             _rehearse(runner, rounds=contract.precision != "fp32")
         opened.pop_all()

@@ -46,9 +46,9 @@ from partita.runtime.chain.run_errors import (
 )
 from partita.runtime.cpu.settings import will_repeat
 from partita.runtime.generate.loop import GenerationLoop
-from partita.runtime.generate.record.observation import session_facts
-from partita.runtime.generate.record.run_facts import LIMIT_BYTES, run_facts, with_optimised
+from partita.runtime.generate.record import session_facts
 from partita.runtime.generate.request import Request
+from partita.runtime.generate.run_facts import LIMIT_BYTES, run_facts, with_optimised
 from partita.runtime.generate.runner import Runner, load_runner
 from partita.runtime.ort.binding import Binding
 from partita.runtime.ort.buffers import HOST_MEMORY, Buffer, host_buffer

@@ -25,6 +25,7 @@ from partita.files import temporary_directory
 from partita.runtime.ort.native_log import clean_lines
 from partita.runtime.worker.child import INTERRUPT, POSIX
 
+PROGRAM = "from partita.runtime.worker.child import main; main()"
 END_SECONDS = 5.0
 """Time limit for the process to exit after `close` or the end of its stdout."""
 LOG_BYTES = 4 << 20
@@ -101,7 +102,7 @@ class Worker:
             with self._log.open("wb") as log:
                 # -P: a file in the current folder must not shadow a module.
                 self.process = subprocess.Popen(
-                    [python or sys.executable, "-P", "-m", __package__, module, str(self.folder)],
+                    [python or sys.executable, "-P", "-c", PROGRAM, module, str(self.folder)],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=log,
@@ -147,17 +148,23 @@ class Worker:
             raise
         return future
 
-    def wait(self, future: Future[Any], timeout: float | None = None) -> Any:
+    def wait(self, future: Future[Any], timeout: float | None = None, *, patient: bool = False) -> Any:
         """The answer of a call.
 
         Raises WorkerLostError when the process ends, or has no answer after `timeout` seconds and is killed.
-        KeyboardInterrupt leaves it running, and `wait` may be called again.
+        KeyboardInterrupt leaves it running, and `wait` may be called again. `patient`: the first Ctrl-C interrupts the
+        handler and waits for its answer.
         """
         try:
             return future.result(timeout)
         except NotDone:
             if not future.done():  # otherwise it is the handler's own exception, or the answer has just arrived
-                self._give_up(WorkerLostError(f"gave no answer within {timeout:g} s", self.log(), late=True))
+                self.kill(f"gave no answer within {timeout:g} s")
+        except KeyboardInterrupt:
+            if future.done() or not patient:
+                raise
+            self.interrupt()
+            return self.wait(future, timeout)
         return future.result(END_SECONDS)
 
     def send(self, verb: str, *args: Any, **kwargs: Any) -> None:
@@ -176,7 +183,7 @@ class Worker:
                 file.seek(max(file.seek(0, os.SEEK_END) - LOG_BYTES, 0))
                 return clean_lines(file.read().decode("utf-8", errors="replace"))
         except OSError:  # the folder is gone
-            return ()
+            return () if self.lost is None else self.lost.log
 
     def close(self) -> None:
         """End the process; it may finish its current work for `END_SECONDS`. May be called repeatedly by any thread."""
@@ -200,9 +207,17 @@ class Worker:
         """Kill the process and its child processes. `how`: for its error; default: `was closed`."""
         if os.getpid() != self._parent:
             return
-        self._give_up(
-            WorkerLostError(how, self.log(), late=True) if how else WorkerLostError("was closed", closed=True)
-        )
+        if self._end_reason is None:
+            closed = WorkerLostError("was closed", closed=True)
+            self._end_reason = WorkerLostError(how, self.log(), late=True) if how else closed
+        self._end_process()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(END_SECONDS)  # until every call has failed
+        assert self.process.stdin is not None and self.process.stdout is not None
+        with suppress(OSError, ValueError):
+            self.process.stdin.close()
+        if not self._thread.is_alive():
+            self.process.stdout.close()
         self._temporary.cleanup()
 
     def _write(self, message: tuple[int, str, tuple[Any, ...], dict[str, Any]]) -> None:
@@ -251,19 +266,6 @@ class Worker:
             code = 0
         self._end_process()
         return self._end_reason or WorkerLostError(ending_text(code), self.log(), signal=-code if code < 0 else None)
-
-    def _give_up(self, reason: WorkerLostError) -> None:
-        """End the process for this reason, and wait until every call has failed."""
-        if self._end_reason is None:
-            self._end_reason = reason
-        self._end_process()
-        if threading.current_thread() is not self._thread:
-            self._thread.join(END_SECONDS)
-        assert self.process.stdin is not None and self.process.stdout is not None
-        with suppress(OSError, ValueError):
-            self.process.stdin.close()
-        if not self._thread.is_alive():
-            self.process.stdout.close()
 
     def _end_process(self) -> None:
         """Kill the process and its session if it is still running."""

@@ -33,18 +33,21 @@ Opened = Callable[..., Any]
 
 
 class Words:
-    """A tokenizer whose tokens are numbers, each with a space behind it."""
+    """A tokenizer whose tokens are numbers, each with a space behind it. The text of `odd` fails at its third token."""
+
+    def __init__(
+        self, stops: tuple[str, ...] = (), odd: tuple[int, ...] = (), error: Exception | None = None, left: int = 10**6
+    ) -> None:
+        self.stops, self.odd, self.error, self.left = stops, odd, error, left
+        self.message, self.stopped = "", False
 
     def stream(self, prompt: Any = (), stops: Any = (), stop_ids: Any = ()) -> Words:
-        found = Words()
-        found.stops, found.message = tuple(stops), ""
-        return found
-
-    stops: tuple[str, ...] = ()
-    message = ""
-    stopped = False
+        return Words(tuple(stops), self.odd, self.error, 2 if prompt == self.odd else 10**6)
 
     def push(self, token: int) -> str:
+        self.left -= 1
+        if self.left < 0 and self.error is not None:
+            raise self.error
         self.message += f"{token} "
         self.stopped = any(f" {self.message}".endswith(f" {stop}") for stop in self.stops)
         return "" if self.stopped else f"{token} "
@@ -199,18 +202,6 @@ def test_cancelled_prefill_leaves_no_non_finite_cache_values(tmp_path, opened, m
     assert all(np.isfinite(buffer.host).all() for buffer in engine.runner.cache.buffers)
 
 
-def _interrupt_after(monkeypatch: Any, kind: type, name: str) -> None:
-    """Have the next call of a method end with Ctrl-C, after it has done its work."""
-    method = getattr(kind, name)
-
-    def pressed(*given: Any) -> None:
-        method(*given)
-        monkeypatch.setattr(kind, name, method)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(kind, name, pressed)
-
-
 def test_provider_error_ends_running_requests_only(tmp_path, opened, monkeypatch):
     scheduler = opened(handmade(tmp_path / "p", batch=2, states=KEYS))
     tickets = [scheduler.submit(work(prompt, 5)) for prompt in PROMPTS[:4]]
@@ -336,7 +327,7 @@ def test_wait_blocks_until_request_is_submitted(tmp_path, opened):
 @pytest.mark.parametrize("child", [False, True], ids=["here", "child"])
 def test_report_during_batch_does_not_interrupt_requests(tmp_path, opened, child, monkeypatch):
     """The recorder retains only the last steps, and a note in the report states this."""
-    monkeypatch.setattr("partita.runtime.generate.record.recorder.KEPT_STEPS", 5)
+    monkeypatch.setattr("partita.runtime.generate.record.KEPT_STEPS", 5)
     scheduler = engine = opened(handmade(tmp_path / "p", batch=2, states=KEYS), child=child)
     with pytest.raises(ReportError, match="no request has been answered"):
         engine.report(ReportRequest())
@@ -375,33 +366,12 @@ def test_length_dependent_rope_rows_do_not_affect_each_other(tmp_path, opened, r
     assert seen[0] == seen[1] and len({tuple(tokens) for tokens in seen[0]}) > 2, "it shows the length"
 
 
-class Odd:
-    """Text of tokens, of which that after one prompt has none from its third token on."""
-
-    def __init__(self, prompt: tuple[int, ...], error: Exception, left: int = 10**6) -> None:
-        self.prompt, self.error, self.left = prompt, error, left
-
-    def stream(self, before: Any, stop: Any, stop_ids: Any) -> Odd:
-        return Odd(self.prompt, self.error, 2) if before == self.prompt else self
-
-    stopped = False
-
-    def push(self, token: int) -> str:
-        self.left -= 1
-        if self.left < 0:
-            raise self.error
-        return f"{token} "
-
-    def finish(self) -> str:
-        return ""
-
-
 @pytest.mark.parametrize("error", [GenerationError("no such token"), ValueError("a bug")])
 def test_decoding_error_ends_only_its_row(tmp_path, opened, error):
     """The other row receives its token of the same step."""
     other = known_tokens(PROMPTS[2], 6, KEYS)
     scheduler = opened(handmade(tmp_path / "p", batch=2, states=KEYS))
-    scheduler.use_text(Odd(PROMPTS[1], error))
+    scheduler.use_text(Words(odd=PROMPTS[1], error=error))
     heard: dict[int, list[str]] = {}
     tickets = [
         scheduler.submit(work(prompt), lambda ticket, piece: heard.setdefault(ticket.number, []).append(piece.text))
@@ -465,7 +435,14 @@ def test_unexpected_error_on_request_start_ends_its_ticket(tmp_path, opened, mon
 def test_ctrl_c_during_request_start_does_not_lose_a_row(tmp_path, opened, monkeypatch):
     scheduler = opened(handmade(tmp_path / "p", states=KEYS))
     ticket = scheduler.submit(work(PROMPTS[0], 4))
-    _interrupt_after(monkeypatch, GenerationLoop, "add_request")
+    method = GenerationLoop.add_request
+
+    def pressed(*given: Any) -> None:
+        method(*given)
+        monkeypatch.setattr(GenerationLoop, "add_request", method)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(GenerationLoop, "add_request", pressed)
     with pytest.raises(KeyboardInterrupt):
         scheduler.step()
     run(scheduler)

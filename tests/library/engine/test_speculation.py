@@ -102,25 +102,6 @@ def test_invalid_speculation_options_are_rejected(package: Path, pair: Path, tmp
         model.generate([PROMPT, PROMPT], draft=package)
 
 
-@pytest.mark.usefixtures("eager")
-def test_last_running_row_of_batch_uses_draft_tokens(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With `gqa` attention (CPU default), several rows take one token each per step."""
-    prompts = [PROMPT, PROMPT[2:]]
-    with partita.load(pair, "cpu", observe=False) as model:
-        whole = [
-            model.generate([prompt] * 2, max_new_tokens=N, stop_token_ids=()).run().tokens[0] for prompt in prompts
-        ]
-        stops = [whole[1][5]]
-        knowing(monkeypatch, *([*prompt, *tokens] for prompt, tokens in zip(prompts, whole, strict=True)))
-        plain = model.generate(prompts, max_new_tokens=N, stop_token_ids=stops).run()
-        fast = model.generate(prompts, max_new_tokens=N, stop_token_ids=stops, speculate="ngram").run()
-    assert fast.tokens == plain.tokens and {len(tokens) for tokens in plain.tokens} != {N}
-    told = fast.speculation
-    assert told is not None and 0 < told.accepted < told.drafted
-    assert len(fast.steps) == len(plain.steps) - told.accepted
-    assert all(step.row_tokens == 2 for step in fast.steps[1:4]), "no draft tokens beside others"
-
-
 def test_speculation_rejects_conv_and_recurrent_states(tmp_path: Path) -> None:
     folder = handmade(tmp_path / "package", states=ALL)
     with partita.load(folder, "cpu", observe=False) as model:

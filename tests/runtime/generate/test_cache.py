@@ -12,8 +12,9 @@ from partita.errors import GenerationError, PackageError
 from partita.package.contract import Contract, GraphFile, Port, State
 from partita.package.folder import FileRecord, read_manifest
 from partita.providers.resolve import parse_chain
+from partita.runtime.generate.choice.drafting import no_speculation_reason
 from partita.runtime.generate.choice.sampling import greedy
-from partita.runtime.generate.loop import GenerationLoop, serve
+from partita.runtime.generate.loop import GenerationLoop
 from partita.runtime.generate.request import Request
 from partita.runtime.generate.runner import Runner, load_runner
 from tests.runtime.handmade_packages import VOCAB, handmade
@@ -85,7 +86,7 @@ def opened(folder: Path, contract: Contract) -> Runner:
     return load_runner(folder, CPU, manifest=manifest.model_copy(update={"graph": graph, "files": files}))
 
 
-def test_growing_cache_supports_rewind_reuse_and_prefix(folder: Path) -> None:
+def test_growing_cache_supports_reuse_and_prefix_but_no_rewind(folder: Path) -> None:
     with opened(folder, CONTRACT) as runner:
         engine = GenerationLoop(runner, prefill_chunk=3)
         row = engine.add_request(Request([5, 9, 1, 7], greedy, 6))
@@ -94,8 +95,8 @@ def test_growing_cache_supports_rewind_reuse_and_prefix(folder: Path) -> None:
             heard += step.tokens[row]
         assert heard == adding([5, 9, 1, 7], 6)
         assert runner.cache.buffers[0].value.shape() == [1, 9, 1], "a row for every token that was fed"
-        assert runner.cache.rewind(row, 3)
-        assert runner.cache.buffers[0].value.shape() == [1, 6, 1]
+        assert not runner.cache.rewind(row, 3)
+        assert no_speculation_reason(runner) == "its states cannot be rewound: past"
         engine.release_row(row)
         engine.add_request(Request([3], greedy, 4))
         assert [token for _ in range(4) if (step := engine.step()) for token in step.tokens[0]] == adding([3], 4)
@@ -103,7 +104,7 @@ def test_growing_cache_supports_rewind_reuse_and_prefix(folder: Path) -> None:
         engine.release_row(0)
         text = [*prefix.tokens.tolist(), 11, 12]
         engine = GenerationLoop(runner, shares=True)
-        engine.add_prefix(prefix)
+        engine.prefixes.add(prefix)
         engine.add_request(Request(text, greedy, 4))
         assert runner.cache.lengths[0] == len(prefix.tokens)
         assert [token for _ in range(4) if (step := engine.step()) for token in step.tokens[0]] == adding(text, 4)
@@ -134,24 +135,10 @@ def test_batch_with_growing_cache_accepts_a_single_sequence(folder: Path) -> Non
         engine.release_row(row)
         prompt = [*prefix.tokens.tolist(), 11, 12]
         engine = GenerationLoop(runner, shares=True)
-        engine.add_prefix(prefix)
+        engine.prefixes.add(prefix)
         engine.add_request(Request(prompt, greedy, 4))
         assert runner.cache.lengths[0] == len(prefix.tokens)
         assert [token for _ in range(4) if (step := engine.step()) for token in step.tokens[0]] == adding(prompt, 4)
-
-
-def test_rejected_draft_tokens_are_removed_from_growing_cache(folder: Path) -> None:
-    wanted = adding([2, 3], 8)
-    drafts = iter([[wanted[1], wanted[2], 63], [], [wanted[5], 63, 63], [wanted[7]]])
-    with opened(folder, CONTRACT) as runner:
-
-        def drafter(history: object, most: int) -> list[int]:
-            return next(drafts, []) if most else []
-
-        request = Request([2, 3], greedy, 8, drafter=drafter)
-        steps = list(serve(runner, [request]))
-    assert [token for step in steps for token in step.tokens[0]] == wanted
-    assert [len(step.tokens[0]) for step in steps] == [1, 3, 1, 2, 1]
 
 
 @pytest.mark.parametrize(

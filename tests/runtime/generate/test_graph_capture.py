@@ -13,7 +13,7 @@ from partita.errors import ProviderError, UsageError
 from partita.library.chain import read_chain
 from partita.options.groups import ProviderChain
 from partita.package.contract import Contract, GraphFile, Port, State
-from partita.runtime.generate.cache.cache import Cache
+from partita.runtime.generate.cache import Cache
 from partita.runtime.generate.feeds import BoundInput
 from partita.runtime.generate.graph_capture import Recording, check_contract, on_host
 from partita.runtime.ort.binding import Binding

@@ -7,7 +7,6 @@ import pytest
 
 from partita.errors import GenerationError
 from partita.providers.resolve import parse_chain
-from partita.runtime.generate import executor
 from partita.runtime.generate.choice.sampling import greedy
 from partita.runtime.generate.loop import GenerationLoop
 from partita.runtime.generate.request import Request
@@ -29,7 +28,7 @@ def finish(engine: GenerationLoop) -> dict[int, list[int]]:
 @pytest.mark.parametrize("states", [KEYS, STATES], ids=["keys", "states"])
 def test_batch_requiring_equal_row_lengths_accepts_a_single_sequence(opened, states, monkeypatch):
     """As GroupQueryAttention on WebGPU: every row of the batch receives the same tokens."""
-    monkeypatch.setattr(executor, "_needs_even_rows", lambda loaded: True)
+    monkeypatch.setattr("partita.runtime.generate.executor._needs_even_rows", lambda loaded: True)
     runner = opened(batch=2, states=states)
     engine = GenerationLoop(runner)
     row = engine.add_request(Request(PROMPTS[1], greedy, 5))

@@ -74,17 +74,6 @@ def test_next_turn_prefills_new_tokens_only(opened, states, batch):
 
 
 @pytest.mark.parametrize("states", STATES, ids="+".join)
-def test_later_request_reuses_common_prefix_of_released_row(opened, states):
-    engine = GenerationLoop(opened(states=states), shares=True)
-    for number, (prompt, question) in enumerate(zip(PROMPTS, QUESTIONS, strict=True)):
-        row = engine.add_request(Request(prompt, greedy, 3))
-        found, taken = finish(engine)
-        assert found[row] == known_tokens(prompt, 3, states)
-        assert taken - 2 == len(question if number and states == ("key",) else prompt)
-        engine.release_row(row)
-
-
-@pytest.mark.parametrize("states", STATES, ids="+".join)
 def test_steps_of_other_rows_do_not_spoil_a_released_row(opened, states):
     """Also with recurrent states, which take in the padding of the others' steps."""
     engine = GenerationLoop(opened(batch=2, states=states, fewer=False), shares=True)
@@ -111,12 +100,17 @@ def test_row_prefills_its_prompt_if_prefix_source_is_released(opened, states):
 
 
 @pytest.mark.parametrize("states", STATES, ids="+".join)
-@pytest.mark.parametrize(("batch", "appends", "fewer"), [(1, True, False), (3, True, False), (3, False, True)])
-def test_prefix_from_earlier_run_is_copied_and_not_evicted(opened, states, batch, appends, fewer):
-    runner = opened(batch=batch, states=states, appends=appends, fewer=fewer)
-    prefix = saved(GenerationLoop(runner), SYSTEM)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"batch": 3}, {"batch": 3, "appends": False, "fewer": True}, {"shapes": "one"}, {"shapes": "pair"}],
+    ids=str,
+)
+def test_prefix_from_earlier_run_is_copied_and_not_evicted(opened, states, options):
+    prefix = saved(GenerationLoop(opened(states=states)), SYSTEM)
+    assert prefix.tokens.tolist() == SYSTEM
+    runner = opened(states=states, **options)
     engine = GenerationLoop(runner, shares=True)
-    engine.add_prefix(prefix)
+    engine.prefixes.add(prefix)
     for round in range(4):
         other = [round + 1, *SYSTEM]
         for prompt, taken in ((PROMPTS[round % 4], len(QUESTIONS[round % 4])), (other, None), (other[:20], None)):
@@ -130,10 +124,10 @@ def test_prefix_from_earlier_run_is_copied_and_not_evicted(opened, states, batch
 def test_prefix_for_length_dependent_rope_raises_generation_error(opened):
     keeps = Prefix(np.array(SYSTEM), {})
     engine = GenerationLoop(opened(graph="rope", recompute_above=30), shares=True)
-    engine.add_prefix(keeps)
+    engine.prefixes.add(keeps)
     for options in ({"graph": "rope"}, {"graph": "rope", "recompute_above": 10}):
         with pytest.raises(GenerationError, match="cannot begin with a prefix: the rotary frequencies"):
-            GenerationLoop(opened(**options), shares=True).add_prefix(keeps)
+            GenerationLoop(opened(**options), shares=True).prefixes.add(keeps)
 
 
 def test_device_rows_are_reused_but_not_copied(opened, monkeypatch):
@@ -157,24 +151,10 @@ def test_length_dependent_keys_are_not_shared_past_threshold(opened):
         for prompt in prompts:
             engine.add_request(Request(prompt, greedy, 1))
         finish(engine)
-        assert engine.prefixes is not None and bool(engine.prefixes.reused_tokens) is shared
+        assert bool(engine.prefixes.reused_tokens) is shared
 
 
 # --- a prefix that a row gives out, and another run takes in ---------------------------------------------------------
-
-
-@pytest.mark.parametrize("states", STATES, ids="+".join)
-@pytest.mark.parametrize("shapes", PHASES)
-@pytest.mark.parametrize("batch", [1, 2])
-def test_rows_start_from_prefix_saved_by_another_run(opened, states, shapes, batch):
-    prefix = saved(GenerationLoop(opened(states=states, shapes=shapes)), SYSTEM)
-    assert prefix.tokens.tolist() == SYSTEM
-    engine = GenerationLoop(opened(states=states, shapes=shapes, batch=batch), shares=True)
-    engine.add_prefix(prefix)
-    rows = [engine.add_request(Request(prompt, greedy, 5)) for prompt in PROMPTS[:batch]]
-    found, taken = finish(engine)
-    assert [found[row] for row in rows] == [known_tokens(prompt, 5, states) for prompt in PROMPTS[:batch]]
-    assert taken == sum(map(len, QUESTIONS[:batch])) + 4 * batch
 
 
 def test_matching_part_of_key_value_prefix_is_copied(opened):
@@ -182,7 +162,7 @@ def test_matching_part_of_key_value_prefix_is_copied(opened):
     runner = opened(states=("key",))
     prefix = saved(GenerationLoop(runner), SYSTEM)
     engine = GenerationLoop(runner, shares=True)
-    engine.add_prefix(prefix)
+    engine.prefixes.add(prefix)
     prompt = [*SYSTEM[:-2], 8, 9, 10]
     engine.add_request(Request(prompt, greedy, 4))
     found, taken = finish(engine)
@@ -196,7 +176,7 @@ def test_recurrent_state_is_copied_only_for_full_prefix_match(opened):
     runner = opened()
     prefix = saved(GenerationLoop(runner), SYSTEM)
     engine = GenerationLoop(runner, shares=True)
-    engine.add_prefix(prefix)
+    engine.prefixes.add(prefix)
     for prompt, read in (([*SYSTEM[:-2], 8, 9], len(SYSTEM)), (PROMPTS[0], len(QUESTIONS[0]))):
         engine.add_request(Request(prompt, greedy, 4))
         found, taken = finish(engine)
@@ -210,7 +190,7 @@ def test_prefix_above_rope_threshold_cannot_be_saved(opened):
         saved(GenerationLoop(runner), SYSTEM)
     prefix = saved(GenerationLoop(runner), SYSTEM[:10])
     engine = GenerationLoop(runner, shares=True)
-    engine.add_prefix(prefix)
+    engine.prefixes.add(prefix)
     engine.add_request(Request(PROMPTS[0], greedy, 2))
     assert finish(engine)[1] == len(PROMPTS[0]) + 1, "the keys of a longer prompt differ"
 
@@ -222,7 +202,7 @@ def test_device_rows_are_saved_and_loaded_through_host_memory(dtype, kind):
     from dataclasses import replace
 
     from partita.package.contract import State
-    from partita.runtime.generate.cache.states import FixedState, RecurrentState
+    from partita.runtime.generate.cache import FixedState, StoredState
     from partita.runtime.ort.buffers import host_buffer
 
     filled = host_buffer((3, 2, 5, 4), dtype)
@@ -234,7 +214,7 @@ def test_device_rows_are_saved_and_loaded_through_host_memory(dtype, kind):
             return replace(filled, array=None, memory="Cuda")
 
     state = State(past="past", present="present", layer=0, kind=kind, shape=(3, 2, 5, 4), dtype=dtype)
-    store = (FixedState if kind == "key" else RecurrentState)(state, Session(), 3)  # type: ignore[arg-type]
+    store = (FixedState if kind == "key" else StoredState)(state, Session(), 3)  # type: ignore[arg-type]
     tokens = 3 if kind == "key" else 5
     assert store.saves(tokens, 5) and store.can_load()
     values = store.save_row(2, tokens)
@@ -249,7 +229,7 @@ def test_prefix_is_not_copied_for_a_different_adapter(opened):
     runner = opened(batch=1, states=("key",))
     prefix = saved(GenerationLoop(runner), SYSTEM)
     engine = GenerationLoop(runner, shares=True)
-    engine.add_prefix(replace(prefix, adapter="other"))
+    engine.prefixes.add(replace(prefix, adapter="other"))
     engine.add_request(Request(PROMPTS[0], greedy, 3))
     _, taken = finish(engine)
     assert taken == len(PROMPTS[0]) + 2

@@ -12,12 +12,12 @@ from partita.errors import GenerationError
 from partita.options.generation import Sampling
 from partita.providers.resolve import parse_chain
 from partita.runtime.generate import loop
+from partita.runtime.generate.choice.next_tokens import SteadyStep
 from partita.runtime.generate.choice.sampling import greedy, make_sampler
 from partita.runtime.generate.loop import GenerationLoop
-from partita.runtime.generate.record.recorder import Step
+from partita.runtime.generate.record import Step
 from partita.runtime.generate.request import Request
 from partita.runtime.generate.runner import Runner, load_runner
-from partita.runtime.generate.steady_step import SteadyStep
 from tests.runtime.handmade_packages import ALL, BROKEN, VOCAB, handmade
 
 PROMPTS = [[(5 * i + 1) % (VOCAB - 1) for i in range(20)], [(11 * i + 2) % (VOCAB - 1) for i in range(6)], [9, 4, 33]]

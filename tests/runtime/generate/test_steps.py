@@ -125,20 +125,6 @@ def test_full_row_does_not_change_other_rows(open_runner, reference):
     assert [row(steps, index) for index in (1, 2)] == [reference(prompt, 15) for prompt in PROMPTS[1:]]
 
 
-@pytest.mark.parametrize(
-    ("prompts", "says"),
-    [([[5], [6]], "no row of the batch is free"), ([[]], "empty"), ([[5, 6, -1]], "token id -1 at position 2")],
-)
-def test_invalid_prompt_is_rejected_before_any_run(open_runner, prompts, says):
-    is_refused(open_runner(), prompts, says)
-
-
-def is_refused(runner, prompts, says):
-    with pytest.raises(GenerationError, match=says):
-        generate(runner, prompts, max_new_tokens=4, sampler=greedy)
-    assert runner.steps == []
-
-
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_non_finite_logits_error_names_step_and_row(open_runner, reference, bad):
     """The cache holds `bad`, as after an overflow in the graph; the next run is correct."""
@@ -175,4 +161,4 @@ def test_rows_with_shared_prefix_match_transformers(open_runner, reference, kind
                 engine.release_row(index)
                 del of_row[index]
     assert heard == [reference(prompt, 4 + 3 * number) for number, prompt in enumerate(QUESTIONS)]
-    assert engine.prefixes is not None and engine.prefixes.reused_tokens
+    assert engine.prefixes.reused_tokens

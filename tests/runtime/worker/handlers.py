@@ -58,7 +58,11 @@ def sleep(seconds: float) -> None:
 
 HANDLERS: dict[str, Any] = {
     "add": lambda *numbers, start=0: sum(numbers, start),
-    "environment": lambda name: (os.environ.get(name), tempfile.gettempdir(), sys.modules["__main__"].__file__),
+    "environment": lambda name: (
+        os.environ.get(name),
+        tempfile.gettempdir(),
+        hasattr(sys.modules["__main__"], "__file__"),
+    ),
     "raise": raise_,
     "end": end,
     "sleep": sleep,

@@ -56,8 +56,8 @@ def test_worker_handles_calls_from_several_threads(worker):
 def test_worker_has_its_own_folder_environment_and_main(monkeypatch):
     monkeypatch.setenv("OF_PARENT", "yes")
     with Worker(MODULE) as worker:
-        value, folder, main = worker.call("environment", "OF_PARENT")
-        assert (value, Path(folder)) == ("yes", worker.folder) and Path(main).name == "__main__.py"
+        value, folder, has_file = worker.call("environment", "OF_PARENT")
+        assert (value, Path(folder)) == ("yes", worker.folder) and not has_file
     assert not worker.folder.exists() and worker.process.returncode == 0
     with Worker(MODULE, environment={"OTHER": "1", "PATH": os.environ["PATH"]}) as worker:
         assert worker.call("environment", "OF_PARENT")[0] is None and worker.call("environment", "OTHER")[0] == "1"

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from partita.observations.text_format import name_some
 from partita.runtime.generate.bound_graph import SMALL_STEP_TOKENS
-from partita.runtime.generate.cache.cache import UNBOUNDED_TOKENS
+from partita.runtime.generate.cache import UNBOUNDED_TOKENS
 from partita.runtime.generate.executor import Runner
 from partita.runtime.generate.planner import RowView, StepPlan, plan_step
 from partita.runtime.generate.request import Row

@@ -144,11 +144,10 @@ class Renderer:
                 self._running().call("ready", timeout=START_SECONDS)
             except WorkerLostError:  # it ended since the last conversation
                 self._running().call("ready", timeout=START_SECONDS)
-            worker = self._running()
             try:
-                answer: str | int = worker.call("render", *question, timeout=RENDER_SECONDS)
+                answer: str | int = self._running().call("render", *question, timeout=RENDER_SECONDS)
             except KeyboardInterrupt:
-                worker.kill()
+                self._running().kill()
                 raise
             return answer
 

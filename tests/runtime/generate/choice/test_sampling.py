@@ -111,58 +111,6 @@ def test_out_of_range_option_raises_usage_error_with_range(option, value):
         make_sampler(Sampling(**{"temperature": 1.0, option: value}))
 
 
-def penalised(logits, history, penalty) -> np.ndarray:
-    """Scores rounded to float32, as they are compared."""
-    scores, factor = logits.astype(np.float64), float(np.float32(penalty))
-    for token in set(history.tolist()):
-        scores[token] = scores[token] * factor if scores[token] < 0 else scores[token] / factor
-    with np.errstate(under="ignore"):
-        return scores.astype(np.float32).astype(np.float64)
-
-
-def exact(scores, temperature) -> np.ndarray:
-    """The distribution in float64."""
-    with np.errstate(under="ignore"):
-        weights = np.exp((scores - scores.max()) / temperature)
-    return weights / weights.sum()
-
-
-TEMPERATURES = (1e-3, 0.7, 1.0, 100.0)
-PENALTIES = (0.01, 0.5, 1.0, 1.3, 100.0)
-SHAPES = {
-    "ordinary": lambda draw, size: 3 * draw.standard_normal(size),
-    "all negative": lambda draw, size: -abs(draw.standard_normal(size)) - 1,
-    "all positive": lambda draw, size: abs(draw.standard_normal(size)) + 1,
-    "tied": lambda draw, size: np.round(draw.standard_normal(size)),
-    "zero at most": lambda draw, size: np.minimum(draw.standard_normal(size), 0),
-    "tiny": lambda draw, size: 1e-44 * draw.standard_normal(size),
-    "huge": lambda draw, size: 1e35 * np.clip(draw.standard_normal(size), -3, 3),
-    "of every size": lambda draw, size: draw.standard_normal(size) * 10.0 ** draw.integers(-44, 35, size),
-}
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_distribution_is_exact_for_every_temperature_and_penalty(shape):
-    for temperature, penalty in itertools.product(TEMPERATURES, PENALTIES):
-        compare(shape, temperature, penalty)
-
-
-def compare(shape, temperature, penalty):
-    draw = np.random.default_rng(zlib.crc32(f"{shape} {temperature} {penalty}".encode()))
-    for seen in ([], [0], [1, 3, 3], range(24)):
-        with np.errstate(over="ignore", under="ignore"):
-            logits = SHAPES[shape](draw, 24).astype(np.float32)
-        history = np.array(seen, np.int64)
-        found = ours(logits, history, temperature, 0, 1.0, 0.0, penalty)
-        scores = penalised(logits, history, penalty)
-        expected = exact(scores, temperature)
-        np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-9)
-        token = make_sampler(Sampling(temperature, repetition_penalty=penalty, seed=1))(logits, history)
-        assert expected[token] > 0
-        best = make_sampler(Sampling(0.0, repetition_penalty=penalty))(logits, history)
-        assert best == scores.argmax(), "the first of the likeliest"
-
-
 @pytest.mark.parametrize(
     "options", list(itertools.product([0.3, 1.5], [0, 40, 9000], [0.3, 0.95, 1.0], [0.0, 0.1], [1.0, 1.3]))
 )
@@ -195,15 +143,6 @@ def test_nucleus_size_matches_full_sort(shape, size):
         # The sum of so many in float32 is off by less than a millionth of it.
         slack = 1 + int(np.count_nonzero(abs(sums - share * sums[-1]) < 1e-6 * sums[-1]))
         assert abs(len(chosen) - wanted) <= slack
-
-
-def test_zero_weights_are_never_sampled_in_any_block():
-    weights = np.zeros(5 * sampling.BLOCK + 7, np.float32)
-    weights[[sampling.BLOCK - 1, 3 * sampling.BLOCK, len(weights) - 1]] = (0.5, 0.3, 0.2)
-    drawn = [sampling.draw(weights, uniform) for uniform in np.linspace(0, 1 - 2**-53, 1000)]
-    counts = np.bincount(drawn, minlength=len(weights))
-    assert set(np.flatnonzero(counts)) == set(np.flatnonzero(weights))
-    np.testing.assert_allclose(counts[weights > 0] / 1000, (0.5, 0.3, 0.2), atol=0.002)
 
 
 @pytest.mark.parametrize("shape", ["ordinary", "huge", "masked", "flat"])

@@ -6,15 +6,13 @@ import contextlib
 import itertools
 import json
 import random
-import threading
 import time
-from pathlib import Path
 
 import pytest
 
 from partita.errors import GenerationError, PackageError, UsageError
 from partita.runtime.generate.text.stop_strings import StopStrings
-from partita.runtime.generate.text.tokens import PlainTokenizer, Text, load_text, stop_token_ids
+from partita.runtime.generate.text.tokens import Text, load_text, stop_token_ids
 
 HARD = "naïve café — 日本語 你好，世界！ 😀👩‍👩‍👧‍👦🇨🇭 x = [1,  2]\n\tdone"
 
@@ -131,38 +129,11 @@ def test_stream_after_long_prompt_starts_on_character_boundary(bytes_text, cut):
     assert shown == ("你好世界" * 2)[cut // 3 :] + "a", "from the character on that the cut is in"
 
 
-def test_long_prompt_of_invalid_bytes_is_decoded_in_bounded_work(bytes_text, monkeypatch):
-    decoded = []
-    decode = type(bytes_text).decode_at_once
-
-    def noted(self, ids):
-        decoded.append(len(ids))
-        return decode(self, ids)
-
-    monkeypatch.setattr(type(bytes_text), "decode_at_once", noted)
-    bytes_text.stream(byte_ids(b"\x80" * 5000))
-    assert sum(decoded) < 2000
-
-
 def test_stop_token_is_not_part_of_streamed_text(text):
     *said, end = text.encode("hello world")
     stream = text.stream(stop_ids={end})
     assert "".join(stream.push(token) for token in [*said, end]) + stream.finish() == text.decode(said)
     assert not stream.stopped, "that is the loop's to say"
-
-
-def test_repeated_special_tokens_are_decoded_in_bounded_work(text, monkeypatch):
-    stream, decoded = text.stream(text.encode("and")), 0
-    decode = type(text).decode_at_once
-
-    def noted(self, ids):
-        nonlocal decoded
-        decoded += len(ids)
-        return decode(self, ids)
-
-    monkeypatch.setattr(type(text), "decode_at_once", noted)
-    assert not any(stream.push(2) for _ in range(2000)) and decoded < 100
-    assert "".join(stream.push(token) for token in text.encode("more")) + stream.finish() == "more"
 
 
 @pytest.mark.parametrize("kind", ["tokenizers", "transformers"])
@@ -177,49 +148,6 @@ def test_special_token_as_stop_string_ends_text(tiny_package, kind):
         stopped.append(stream.stopped)
     assert stopped == [*[False] * (len(stopped) - 1), True]
     assert "".join(shown) + stream.finish() == "hello wor"
-
-
-def test_encoding_long_text_does_not_block_other_threads(text):
-    longest = 0.0
-    over = threading.Event()
-
-    def look() -> None:
-        nonlocal longest
-        last = time.perf_counter()
-        while not over.is_set():
-            time.sleep(0.001)
-            now = time.perf_counter()
-            longest, last = max(longest, now - last), now
-
-    said = "return the value of the list\n" * 20_000
-    watching = threading.Thread(target=look)
-    watching.start()
-    began = time.perf_counter()
-    ids = text.encode(said)
-    took = time.perf_counter() - began
-    over.set()
-    watching.join()
-    assert longest < took / 2, f"another thread waited {longest:.2f} s of {took:.2f}"
-    part = said[: 29 * 500]
-    assert ids[: len(text.encode(part)) - 4] == text.encode(part)[:-4]
-
-
-@pytest.mark.parametrize(
-    ("stops", "pieces", "shown", "found"),
-    [
-        (["END"], ["a E", "N", "D b"], ["a ", "", ""], "END"),
-        (["END"], ["a E", "N", "x b"], ["a ", "", "ENx b"], None),
-        (["aab"], ["aa", "ab"], ["", "a"], "aab"),
-        (["b", "ab"], ["xa", "b"], ["x", ""], "ab"),
-        (["long stop", "\n"], ["one\ntwo"], ["one"], "\n"),
-        ([], ["any", "thing"], ["any", "thing"], None),
-    ],
-)
-def test_stop_strings_are_found_across_pieces(stops, pieces, shown, found):
-    holder = StopStrings(stops)
-    assert [holder.push(piece) for piece in pieces] == shown
-    assert holder.found == found
-    assert holder.push("after") == ("" if found else "after")
 
 
 def test_stop_string_longer_than_4096_characters_raises_usage_error():
@@ -332,50 +260,43 @@ def test_damaged_generation_config_raises_package_error(tmp_path, content):
         stop_token_ids(tmp_path)
 
 
-def tokenizer(folder: Path, model: dict[str, object], **others: object) -> Text:
-    kept: dict[str, object] = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [],
-        "normalizer": None,
-    }
-    kept |= {"pre_tokenizer": None, "post_processor": None, "decoder": None, "model": model, **others}
-    (folder / "tokenizer.json").write_text(json.dumps(kept))
-    return Text(PlainTokenizer(folder), folder, None)
-
-
 @pytest.fixture
-def spaces_text(tmp_path: Path) -> Text:
-    """Of the kind that drops a space at the beginning."""
-    vocab = {"<s>": 0, "\u2581true": 1, "true": 2, "\u2581": 3, "<0xC3>": 4, "<0xA9>": 5}
-    special = {"id": 0, "content": "<s>", "single_word": False, "lstrip": False, "rstrip": False}
-    decoder = {
-        "type": "Sequence",
-        "decoders": [
-            {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "},
-            {"type": "ByteFallback"},
-            {"type": "Fuse"},
-            {"type": "Strip", "content": " ", "start": 1, "stop": 0},
-        ],
-    }
-    return tokenizer(
-        tmp_path,
-        {"type": "WordLevel", "vocab": vocab, "unk_token": "<s>"},
-        decoder=decoder,
-        added_tokens=[{**special, "normalized": False, "special": True}],
-    )
+def decoded(monkeypatch):
+    """The number of tokens of each call of the decoder."""
+    counts: list[int] = []
+    decode = Text.decode_at_once
+
+    def counted(self, ids, **options):
+        counts.append(len(ids))
+        return decode(self, ids, **options)
+
+    monkeypatch.setattr(Text, "decode_at_once", counted)
+    return counts
 
 
-def test_token_text_includes_space_and_special_token_name(spaces_text):
-    assert spaces_text.decode_at_once([1]) == spaces_text.decode_at_once([2]) == "true"
-    assert [spaces_text.token_text(token) for token in (1, 2, 3, 0)] == [" true", "true", " ", "<s>"]
-    assert "\ufffd" in spaces_text.token_text(4) and "\ufffd" in spaces_text.token_text(5)
+def test_invalid_bytes_and_special_tokens_are_decoded_in_bounded_work(text, bytes_text, decoded):
+    bytes_text.stream(byte_ids(b"\x80" * 5000))
+    assert sum(decoded) < 2000
+    stream = text.stream(text.encode("and"))
+    decoded.clear()
+    assert not any(stream.push(2) for _ in range(2000)) and sum(decoded) < 100
+    assert "".join(stream.push(token) for token in text.encode("more")) + stream.finish() == "more"
+
+
+def test_token_text_includes_space_and_special_token_name(spaced_text):
+    text = load_text(spaced_text, "tokenizers")
+    ids = text._tokenizer.core.get_vocab()
+    assert text.decode_at_once([ids["cat"]]) == text.decode_at_once([ids["\u2581cat"]]) == "cat"
+    found = [text.token_text(ids[name]) for name in ("cat", "\u2581cat", "\u2581", "<s>")]
+    assert found == ["cat", " cat", " ", "<s>"] and "\ufffd" in text.token_text(ids["<0xC3>"])
 
 
 def test_text_outside_vocabulary_raises_generation_error(tmp_path):
     """The tokenizer raises a plain exception, which would end a batch run over a file."""
-    text = tokenizer(tmp_path, {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "missing"})
+    from tokenizers import Tokenizer, models
+
+    Tokenizer(models.WordLevel({"a": 0}, unk_token="missing")).save(str(tmp_path / "tokenizer.json"))
+    text = load_text(tmp_path, "tokenizers")
     assert text.encode("a") == [0]
     with pytest.raises(GenerationError, match="the tokenizer cannot encode this text"):
         text.encode("b")

@@ -1,4 +1,4 @@
-"""The stores of a package's states.
+"""The cache: a cursor per row, and the stores of a package's states.
 
 States of fixed shape have one buffer each, bound as past and present, so that nothing grows or is copied. Keys and
 values have an entry per token, for all tokens or a sliding window. Recurrent and convolution states take in every token
@@ -12,47 +12,45 @@ copies the past into the longer tensor, and the report counts these bytes.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from partita import dtypes
 from partita.errors import GenerationError
 from partita.observations.facts import StateFact
 from partita.observations.text_format import plural
 from partita.package.contract import State
 from partita.runtime.ort.binding import Binding
-from partita.runtime.ort.buffers import CUDA_MEMORY, HOST_MEMORY, Buffer, host_buffer
+from partita.runtime.ort.buffers import HOST_MEMORY, Buffer, host_buffer
 from partita.runtime.ort.session import Session
 
 Span = tuple[int, int] | None
 """Rows of the batch, first and end (exclusive); None: all."""
-Place = int | slice
-"""A row of the batch, or a slice of all rows if they hold the same sequence."""
 RowStates = Mapping[str, npt.NDArray[Any]]
 """The states of one row on the host, by the graph's input name, without the batch axis. Keys and values have one entry
 per token: [KV, T, D]. bfloat16 is stored as uint16."""
 RowShapes = Mapping[str, tuple[tuple[int, ...], str]]
 """Shape and dtype of each state."""
-
-
 KINDS = frozenset({"key", "value"})
 """Types of states with an entry per token."""
 TOKENS_AXIS = 2
-"""Types of keys and values."""
+"""Axis of the tokens in keys and values."""
+UNBOUNDED_TOKENS = 1 << 40
+"""More tokens than any row can have."""
 
 
 class StoredState:
     """A state in one buffer, which a step reads as past and writes as present, unless a subclass differs.
 
-    The rows' cursors determine which entries are valid.
+    This class is a recurrent or convolution state: zero before a row's first token, and it cannot be rewound.
     """
 
     padding_is_safe = False
     """Whether entries beyond a row's cursor are never read."""
+    begins_zero = True
+    """Whether the state must be zero before a row's first token."""
 
     def __init__(self, state: State, session: Session, batch: int) -> None:
         self.state, self._session, self._batch = state, session, batch
@@ -68,8 +66,8 @@ class StoredState:
 
     @property
     def separate(self) -> bool:
-        """Whether a row can begin and continue independently of the others."""
-        return True
+        """Whether a row can begin and continue independently of the others: single rows of the buffer can be zeroed."""
+        return self.buffer.readable
 
     def bind(self, binding: Binding, span: Span = None) -> None:
         """Bind the buffer, or its part of the rows in `span`, as past and present."""
@@ -77,15 +75,9 @@ class StoredState:
         binding.bind_input(self.state.past, bound)
         binding.bind_output(self.state.present, bound)
 
-    def begin(self, rows: Sequence[int]) -> None:
-        """Do nothing: rows need no preparation for a first token."""
-
     def rewinds(self, tokens: int, filled: int) -> bool:
-        """Whether a row with `filled` tokens can be rewound by `tokens`."""
+        """Whether a row with `filled` tokens can be rewound by `tokens`: by moving its cursor."""
         return tokens == 0
-
-    def rewind(self, tokens: int) -> None:
-        """Do nothing: entries beyond the cursor are not read."""
 
     def entries(self, tokens: int) -> tuple[slice, ...]:
         """Index of the part of a row's state for its first tokens: all of it."""
@@ -99,7 +91,7 @@ class StoredState:
 
     def saves(self, tokens: int, filled: int) -> bool:
         """Whether the state after a row's first `tokens` can be saved when it has `filled` tokens."""
-        return tokens == filled and self.buffer.readable
+        return self.rewinds(filled - tokens, filled) and self.buffer.readable
 
     def save_row(self, row: int, tokens: int) -> npt.NDArray[Any]:
         """A copy of the state of a row after its first tokens. Requires `saves`."""
@@ -109,8 +101,8 @@ class StoredState:
         """Whether the buffer can be partly written."""
         return self.buffer.readable
 
-    def load_row(self, row: Place, values: npt.NDArray[Any]) -> None:
-        """Write the state of a row from position 0."""
+    def load_row(self, row: int | slice, values: npt.NDArray[Any]) -> None:
+        """Write the state of a row, or of all rows, from position 0."""
         place = (row, *(slice(size) for size in values.shape))
         self.buffer.change(lambda whole: whole.__setitem__(place, values))
 
@@ -158,6 +150,8 @@ class FixedState(StoredState):
     """Keys or values of all tokens. Entries beyond a row's cursor are overwritten by its next tokens."""
 
     padding_is_safe = True
+    begins_zero = False
+    separate = True
 
     def rewinds(self, tokens: int, filled: int) -> bool:
         """True: the cursor determines which entries are valid."""
@@ -166,10 +160,6 @@ class FixedState(StoredState):
     def entries(self, tokens: int) -> tuple[slice, ...]:
         """The entries of these tokens: [KV, T, D] of [KV, N, D]."""
         return slice(None), slice(tokens)
-
-    def saves(self, tokens: int, filled: int) -> bool:
-        """True: each token has its own entry."""
-        return tokens <= filled and self.buffer.readable
 
 
 class RollingState(StoredState):
@@ -181,6 +171,9 @@ class RollingState(StoredState):
     window) <= L <= min(T, capacity). The capacity of Partita's packages is the window.
     """
 
+    begins_zero = False
+    separate = True
+
     @property
     def capacity(self) -> int:
         """Tokens that it holds before any is dropped."""
@@ -188,28 +181,11 @@ class RollingState(StoredState):
 
     def rewinds(self, tokens: int, filled: int) -> bool:
         """Whether no token was dropped."""
-        return tokens == 0 or filled <= self.capacity
+        return tokens == 0 or 0 < tokens <= filled <= self.capacity
 
     def entries(self, tokens: int) -> tuple[slice, ...]:
         """The entries of these tokens: [KV, T, D] of [KV, rows, D]; all entries once some may be dropped."""
         return slice(None), slice(tokens if tokens <= self.capacity else None)
-
-    def saves(self, tokens: int, filled: int) -> bool:
-        """Whether no token was dropped, or `tokens` are all of the row's."""
-        return (tokens == filled or tokens <= filled <= self.capacity) and self.buffer.readable
-
-
-class RecurrentState(StoredState):
-    """A recurrent or convolution state, zero before a row's first token. It cannot be rewound."""
-
-    @property
-    def separate(self) -> bool:
-        """Whether single rows of the buffer can be zeroed."""
-        return self.buffer.readable
-
-    def begin(self, rows: Sequence[int]) -> None:
-        """Zero the rows' part."""
-        self.wipe(rows)
 
 
 def moves(state: State) -> bool:
@@ -218,7 +194,7 @@ def moves(state: State) -> bool:
 
 
 class GrowingState(StoredState):
-    """A state whose buffer is replaced after every step.
+    """A state whose buffer is replaced after every step. It cannot be rewound.
 
     A growing state has one length for all rows of the batch, so all rows hold the same sequence.
     """
@@ -243,8 +219,14 @@ class GrowingState(StoredState):
         binding.bind_fresh_output(self.state.present, self._session.fresh_memory(self.state.past))
 
     def after_run(self, present: Buffer, tokens: int) -> None:
-        """Make the present of the step the past of the next."""
-        _check_growth(self.state, self.buffer, present, tokens)
+        """Make the present of the step the past of the next. Raises GenerationError if it did not grow by `tokens`."""
+        state, before, after = self.state, list(self.buffer.value.shape()), list(present.value.shape())
+        wanted = [size + tokens if axis == state.growing_axis else size for axis, size in enumerate(before)]
+        if after != wanted:
+            raise GenerationError(
+                f"a step of {plural(tokens, 'token')} returned {state.present} {after} for {state.past} {before}, not "
+                f"{wanted}: the graph's cache does not match its contract"
+            )
         self._copied_bytes = self.buffer.size_bytes
         self.buffer = present
 
@@ -252,34 +234,18 @@ class GrowingState(StoredState):
         """Make the state empty, or zero."""
         self.buffer = self._first_buffer()
 
-    def begin(self, rows: Sequence[int]) -> None:
-        """Prepare for a first token."""
-        self.clear()
-
     def wipes(self, rows: Sequence[int]) -> bool:
-        """True: new rows begin with an empty state."""
+        """True: the buffer is replaced."""
         return True
 
     def wipe(self, rows: Sequence[int]) -> None:
-        """Do nothing."""
-
-    def rewinds(self, tokens: int, filled: int) -> bool:
-        """Whether the state has a token axis, a numpy dtype, and memory that can be read back."""
-        if tokens == 0:
-            return True
-        known = self._session.fresh_memory(self.state.past).memory in (HOST_MEMORY, CUDA_MEMORY)
-        return known and self.state.growing_axis is not None and not dtypes.dtype_named(self.state.dtype).upper_half
-
-    def rewind(self, tokens: int) -> None:
-        """Remove the last tokens, through host memory."""
-        if tokens:
-            self.buffer = _shortened(self.buffer, self.state, tokens)
+        """Make the state of all rows empty, or zero."""
+        self.clear()
 
     def entries(self, tokens: int) -> tuple[slice, ...]:
         """Index of the part of a row's state for its first tokens."""
-        return (
-            () if self.state.growing_axis is None else (*[slice(None)] * (self.state.growing_axis - 1), slice(tokens))
-        )
+        axis = self.state.growing_axis
+        return () if axis is None else (*[slice(None)] * (axis - 1), slice(tokens))
 
     def saves(self, tokens: int, filled: int) -> bool:
         """Whether the state can be saved: after any token if it has a token axis, else after the last.
@@ -293,31 +259,171 @@ class GrowingState(StoredState):
         """Whether a state of fixed shape can be written."""
         return self.state.growing_axis is not None or self.buffer.readable
 
-    def load_row(self, row: Place, values: npt.NDArray[Any]) -> None:
+    def load_row(self, row: int | slice, values: npt.NDArray[Any]) -> None:
         """Load the state of all rows; a growing state stays in host memory until the next step has read it."""
         grows = self.state.growing_axis is not None
         self.buffer = host_buffer((self._batch, *values.shape), self.state.dtype) if grows else self._first_buffer()
         self.buffer.change(lambda whole: whole.__setitem__(..., values))
 
 
-def _check_growth(state: State, past: Buffer, present: Buffer, tokens: int) -> None:
-    """Raise GenerationError if the shape of present is not past plus the step's tokens."""
-    before, after = list(past.value.shape()), list(present.value.shape())
-    wanted = [size + tokens if axis == state.growing_axis else size for axis, size in enumerate(before)]
-    if after != wanted:
-        raise GenerationError(
-            f"a step of {plural(tokens, 'token')} returned {state.present} {after} for {state.past} {before}, not "
-            f"{wanted}: the graph's cache does not match its contract"
-        )
+def _store(state: State, session: Session, batch: int) -> StoredState:
+    """The store of a state: one buffer, or a new one for every step."""
+    fixed = RollingState if state.rolling else FixedState if state.kind in KINDS else StoredState
+    return (GrowingState if moves(state) else fixed)(state, session, batch)
 
 
-def _shortened(buffer: Buffer, state: State, tokens: int) -> Buffer:
-    """A state without its last tokens, in host memory."""
-    assert state.growing_axis is not None
-    whole = buffer.value.numpy()
-    kept = whole.shape[state.growing_axis] - tokens
-    shape = tuple(kept if axis == state.growing_axis else size for axis, size in enumerate(whole.shape))
-    shorter = host_buffer(shape, state.dtype)
-    if math.prod(shape):
-        shorter.host[...] = np.take(whole, range(kept), axis=state.growing_axis)
-    return shorter
+class Cache:
+    """States of all layers, and the number of cached tokens of each row."""
+
+    def __init__(self, states: Sequence[State], session: Session, batch: int) -> None:
+        self.states = tuple(states)
+        self.stores = tuple(_store(state, session, batch) for state in states)
+        """One per state, in the order of the package."""
+        self._batch = batch
+        self._moving = tuple(store for store in self.stores if isinstance(store, GrowingState))
+        self._in_place = tuple(store for store in self.stores if store not in self._moving)
+        self.has_moving = bool(self._moving)
+        """Whether a store has to bind its buffers in each step."""
+        self.bound_once = frozenset(store.state.past for store in self._in_place)
+        """Input names of the states that are bound only once."""
+        self.padding_is_safe = all(store.padding_is_safe for store in self.stores)
+        """Whether padding may be fed to a row: its states are never read."""
+        self.separate = all(store.separate for store in self.stores)
+        """Whether a row can begin and continue independently of the others."""
+        self.has_spans = all(buffer.has_spans for buffer in self.buffers)
+        """Whether a span of rows can be bound."""
+        self.lengths = [0] * batch
+        """[rows]: cached tokens of each row, the cache position of its next token. One row: all rows of the batch hold
+        its sequence."""
+        self.invalid: set[int] = set()
+        """Rows whose recurrent states took in padding; they must be read again."""
+        self.dirty = False
+        """A failed run may have left values that are not finite; the cache must be zeroed before its next use."""
+
+    def _places(self, rows: Sequence[int]) -> Sequence[int]:
+        """The rows of the batch that hold the sequences of `rows`."""
+        return range(self._batch) if len(self.lengths) == 1 else rows
+
+    @property
+    def buffers(self) -> tuple[Buffer, ...]:
+        """One per state, in the order of the package."""
+        return tuple(store.buffer for store in self.stores)
+
+    @property
+    def size_bytes(self) -> int:
+        """Total size of the buffers."""
+        return sum(buffer.size_bytes for buffer in self.buffers)
+
+    @property
+    def on_host(self) -> bool:
+        """Whether every state is in host memory."""
+        return all(buffer.memory == HOST_MEMORY for buffer in self.buffers)
+
+    def bind(self, binding: Binding, span: Span = None) -> None:
+        """Bind every fixed buffer, or its part of the rows in `span`, as past and present of `binding`."""
+        for store in self._in_place:
+            store.bind(binding, span)
+
+    def prepare(self) -> None:
+        """Prepare for a first request: zero the cache if necessary, and free every row."""
+        if self.dirty:
+            self.clear()
+        self.lengths[:] = [0] * len(self.lengths)
+        self.invalid.clear()
+
+    def clear(self) -> None:
+        """Zero every state, and free every row."""
+        for store in self.stores:
+            store.clear()
+        self.dirty = False
+        self.lengths[:] = [0] * len(self.lengths)
+        self.invalid.clear()
+
+    def begin(self, rows: Sequence[int]) -> None:
+        """Prepare these rows for their first token."""
+        for store in self.stores:
+            if store.begins_zero:
+                store.wipe(self._places(rows))
+
+    def before_run(self, binding: Binding) -> None:
+        """Bind the buffers that change with each step."""
+        for store in self._moving:
+            store.before_run(binding)
+
+    def advance(self, binding: Binding, starts: Sequence[int], counts: Sequence[int], span: Span = None) -> None:
+        """Move the cursors after a run that fed `counts` [B] tokens of each row at `starts` [B].
+
+        `span`: the rows of the run. Rows that took no tokens hold padding there.
+        """
+        made = binding.allocated() if self._moving else {}
+        for store in self._moving:
+            store.after_run(made[store.state.present], max(counts))
+        first, end = span or (0, len(counts))
+        if not self.padding_is_safe:
+            self.invalid.update(row for row in range(first, end) if self.lengths[row] and not counts[row])
+        for row in range(first, end):
+            self.lengths[row] = self.lengths[row] + counts[row] if counts[row] else min(self.lengths[row], starts[row])
+
+    def can_rewind(self, tokens: int, filled: int = UNBOUNDED_TOKENS) -> bool:
+        """Whether a row with `filled` tokens can be rewound by this number of them; default: any row."""
+        return 0 <= tokens <= filled and all(store.rewinds(tokens, filled) for store in self.stores)
+
+    def rewind(self, row: int, tokens: int) -> bool:
+        """Rewind a row by a number of tokens. False, without a change, if a state cannot be rewound."""
+        can = self.can_rewind(tokens, self.lengths[row])
+        self.lengths[row] -= tokens if can else 0
+        return can
+
+    def row_shapes(self, tokens: int) -> RowShapes:
+        """Shapes and dtypes of the saved states of a row with this number of tokens."""
+        return {store.state.past: store.row_shape(tokens) for store in self.stores}
+
+    def saves(self, tokens: int, filled: int) -> bool:
+        """Whether the states after a row's first `tokens` can be saved when it has `filled` tokens."""
+        return all(store.saves(tokens, filled) for store in self.stores)
+
+    def save_row(self, row: int, tokens: int) -> RowStates:
+        """Copies of the states of a row after its first tokens. Requires `saves`."""
+        return {store.state.past: store.save_row(row, tokens) for store in self.stores}
+
+    @property
+    def loads_rows(self) -> bool:
+        """Whether saved states can be loaded into a single row."""
+        return all(store.can_load() for store in self.stores)
+
+    def load_row(self, row: int, tokens: int, states: RowStates) -> None:
+        """Load the states of the first `tokens` into a row. Requires `loads_rows`."""
+        for store in self.stores:
+            store.load_row(slice(None) if len(self.lengths) == 1 else row, states[store.state.past])
+        self.lengths[row] = tokens
+
+    def release_row(self, row: int) -> None:
+        """Free a row: its next request begins at position 0."""
+        self.lengths[row] = 0
+        self.invalid.discard(row)
+
+    def wipe(self, row: int) -> bool:
+        """Zero a row whose values may not be finite, because they would affect its next request.
+
+        If a single row cannot be zeroed, the cache is `dirty`, and the result False.
+        """
+        places = self._places((row,))
+        can = all(store.wipes(places) for store in self.stores)
+        for store in self.stores if can else ():
+            store.wipe(places)
+        self.dirty = self.dirty or not can
+        return can
+
+    def record_addresses(self, outputs: Mapping[str, int]) -> None:
+        """Record the addresses of the states after a run. `outputs`: addresses of its outputs by name."""
+        for store in self.stores:
+            store.record_addresses(outputs)
+
+    def facts(self) -> tuple[StateFact, ...]:
+        """The observed facts of every state, in the order of the package."""
+        return tuple(store.fact() for store in self.stores)
+
+    def release(self) -> None:
+        """Free the buffers; facts stay available."""
+        for store in self.stores:
+            store.release()

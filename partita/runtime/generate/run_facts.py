@@ -19,8 +19,7 @@ from partita.observations.records import Memory
 from partita.observations.text_format import human_bytes, plural
 from partita.process import peak_rss_bytes
 from partita.runtime.generate.bound_graph import BoundGraph, LoadedGraph
-from partita.runtime.generate.record.observation import session_facts
-from partita.runtime.generate.record.recorder import Recorder, Step
+from partita.runtime.generate.record import Recorder, Step, session_facts
 from partita.runtime.generate.request import Finish
 from partita.runtime.generate.runner import Runner
 from partita.runtime.ort.buffers import HOST_MEMORY

@@ -15,8 +15,8 @@ from partita.errors import GenerationError
 from partita.partition_reports.cost import tokens_per_run
 from partita.runtime.generate.choice.sampling import greedy
 from partita.runtime.generate.loop import serve
-from partita.runtime.generate.record.run_facts import run_facts
 from partita.runtime.generate.request import Request
+from partita.runtime.generate.run_facts import run_facts
 from partita.runtime.machine import environment
 from partita.runtime.ort.evidence import parse_plan, parse_profile, unread_profile
 from tests.conftest import BASE, REPOSITORY

@@ -1,0 +1,79 @@
+"""Drafters of the requests of a loaded package."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from partita.errors import UsageError
+from partita.foreign.folder import NO_CHOICE, open_folder
+from partita.library.chain import Target
+from partita.library.place.probing import package_refused
+from partita.options.fields import PathText
+from partita.options.generation import SpeculationOptions
+from partita.runtime.chain.open_chain import ChainError
+from partita.runtime.generate.choice.drafting import (
+    DraftLength,
+    DraftLengths,
+    DraftModel,
+    NgramDrafter,
+    no_draft_reason,
+    no_speculation_reason,
+)
+from partita.runtime.generate.request import Drafter
+from partita.runtime.generate.runner import Runner, load_runner
+from partita.runtime.ort.errors import NoKernelError
+
+
+class Drafters:
+    """Drafters for one loaded package. Measured times and acceptance rates are kept for later requests."""
+
+    def __init__(self, folder: Path, target: Target) -> None:
+        self._folder, self._target = folder, target
+        self._lengths: dict[PathText | None, DraftLengths] = {}
+        self._drafts: dict[PathText, Runner] = {}
+
+    def drafting(
+        self, runner: Runner, options: SpeculationOptions
+    ) -> tuple[Callable[[], Drafter] | None, DraftLengths | None]:
+        """The drafter factory and its control; None and None without speculative decoding.
+
+        Raises UsageError when the package cannot verify draft tokens or the draft package cannot be used; PackageError,
+        ProviderError and ResourceError when the draft package does not open.
+        """
+        given = options.speculation_texts()
+        if not given:
+            return None, None
+        reason = no_speculation_reason(runner)
+        if reason is not None:
+            ((name, value),) = given.items()
+            raise UsageError(f"`{name}={value}`: {self._folder} cannot verify draft tokens: {reason}")
+        control = self._lengths.setdefault(options.draft, DraftLengths(DraftLength))
+        if options.draft is None:
+            return NgramDrafter, control
+        if options.draft not in self._drafts:
+            self._drafts[options.draft] = self._opened(options.draft)
+        return partial(DraftModel, self._drafts[options.draft], runner.contract.vocab_size), control
+
+    def close(self) -> None:
+        """Close the draft packages. May be called repeatedly."""
+        while self._drafts:
+            self._drafts.popitem()[1].close()
+
+    def _opened(self, path: PathText) -> Runner:
+        """The draft package on the package's chain, with provider options for two packages that alternate."""
+        folder, target = Path(path), self._target
+        manifest, options = open_folder(folder, NO_CHOICE), {**target.options}
+        for provider in target.chain:
+            if provider.alternating_options:
+                options[provider.name] = {**provider.alternating_options, **options.get(provider.name, {})}
+        try:
+            runner = load_runner(folder, target.chain, threads=target.threads, manifest=manifest, options=options)
+        except (ChainError, NoKernelError) as error:
+            raise package_refused(error, 0.0) from error
+        reason = no_draft_reason(runner)
+        if reason is not None:
+            runner.close()
+            raise UsageError(f"`draft={path}`: this package cannot be a draft package: {reason}")
+        return runner

@@ -1,1 +1,0 @@
-"""Records of runs for reports."""
