@@ -26,9 +26,8 @@ from partita.runtime.lab.bisection import Search, find_rejected
 from partita.runtime.lab.exploration import Subject, explore, explore_surroundings, given_options
 from partita.runtime.lab.functions import Functions
 from partita.runtime.lab.graph import CannotProbeError, Graph, cut_graph
-from partita.runtime.lab.laboratory import Cache, Lab, cache_for
+from partita.runtime.lab.laboratory import Lab, cache_for
 from partita.runtime.lab.neighbours import holder_in_run
-from partita.runtime.lab.slow_kernels import time_slow_kernels
 from partita.runtime.lab.variant import fingerprint, node_variant, part_model, variant_model
 from partita.runtime.ort.errors import NoKernelError, NotOpenedError
 from partita.runtime.place.model_file import all_nodes, subgraphs_of
@@ -96,15 +95,6 @@ def _probe_sessions(
             else:
                 sessions, preferred = _bisect(sessions, preferred, models, sizes, lab)
                 resolutions = (*resolutions[:number], preferred, *resolutions[number + 1 :])
-    for entry in resolutions:
-        with Lab(entry, Cache(None), began + seconds) as lab:
-            labs.append(lab)
-            sessions = tuple(
-                time_slow_kernels(session, models[session.file], sizes.get(session.file, {}), lab)
-                if session.file in models and not lab.dry_run
-                else session
-                for session in sessions
-            )
     probes = [known.probes for session in sessions for known in session.providers.values() if known.probes]
     if not probes and not any(lab.experiments or lab.cached for lab in labs):
         return sessions, resolutions, None
