@@ -133,7 +133,7 @@ def conclusions(probe: NodeProbe | None) -> tuple[Conclusion, ...]:
 
 def _only_in_main_graph(first: ProbeRun, others: Sequence[ProbeRun], in_subgraph: ProbeRun) -> Iterator[Conclusion]:
     """With a change, the provider supports the node in the main graph, but not in its control-flow subgraph."""
-    helped = [trial for trial in others if helps(trial) and (trial.factors or (trial.factor,)) == in_subgraph.factors]
+    helped = [trial for trial in others if helps(trial) and trial.parts == in_subgraph.factors]
     change = _choice(helped[:1]) if helped else "with a change"
     message = f" ({in_subgraph.message})" if in_subgraph.message else ""
     evidence = f"{change} the provider supports this node in a main graph, and not in {in_subgraph.change}{message}"

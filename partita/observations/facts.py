@@ -177,6 +177,11 @@ class ProbeRun:
     """The model also has a Neg, because a compiling provider may reject partitions of a single node."""
 
     @property
+    def parts(self) -> tuple[Factor, ...]:
+        """The factors of all its changes."""
+        return self.factors or (self.factor,)
+
+    @property
     def after(self) -> str:
         """The new value of a replacement that applies everywhere; empty for other changes."""
         return self.substitution.after if self.substitution is not None and not self.function_inlined else ""

@@ -10,7 +10,7 @@ from partita.errors import ProviderError
 from partita.library.api import QUIET, Audience
 from partita.observations.facts import RunFacts
 from partita.observations.names import CPU
-from partita.providers.resolve import Resolution, known_providers
+from partita.providers.resolve import Resolution
 from partita.runtime.chain.open_chain import ChainError
 from partita.runtime.ort.errors import NoKernelError, NotOpenedError
 from partita.runtime.place.onnx_model import OnnxModel, read_onnx
@@ -66,10 +66,9 @@ def explain_refusal(
     def explained() -> ProviderError:
         if isinstance(error, ChainError):
             return probe_refusal(error, model, sizes, seconds)
-        cpu = Resolution(known_providers()["cpu"], "active")
         if isinstance(error, NotOpenedError):
-            return probe_not_opened(error, cpu, model, sizes, seconds)
-        return probe_missing_kernel(error, cpu, model, sizes, seconds)
+            return probe_not_opened(error, model, sizes, seconds)
+        return probe_missing_kernel(error, model, sizes, seconds)
 
     if seconds <= 0:
         return error

@@ -1,23 +1,22 @@
-"""A change of a variant: types, sizes, constants, attributes, optional inputs and outputs, opset."""
+"""Changes of a variant: types, sizes, constants, attributes, optional inputs and outputs, opset."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from partita.observations.facts import Substitution
+from partita.observations.facts import ProbeRun, Substitution
 from partita.runtime.lab.graph import constant_of, cut_proto
-from partita.runtime.lab.schema import Operator, find_operator
+from partita.runtime.lab.schema import find_operator
 from partita.runtime.lab.variant import ExperimentInput, Variant, node_variant, size_of, variant_model, zeros
 from partita.runtime.place.model_file import tensors_read
 from partita.runtime.place.tensor_types import (
     SMALL_BYTES,
     element_of,
-    rank_of,
-    sizes_of,
+    is_fixed,
     tensor_type,
     tensor_types,
     with_element,
@@ -25,91 +24,25 @@ from partita.runtime.place.tensor_types import (
 
 if TYPE_CHECKING:
     import onnx
-    from google.protobuf.internal.containers import RepeatedScalarFieldContainer  # type: ignore[import-untyped]
+
+Variation = tuple[ProbeRun, Variant]
+"""The trial of a changed node, without an outcome, and the changed node."""
+Attributes = Mapping[str, "onnx.AttributeProto | None"]
+"""Attributes with another value; None: omitted."""
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
-    """The differences of a variant from its node. Inputs are named as in the variant."""
-
-    words: str = ""
-    """The change in words, without `without` for a change that removes something; empty with `substitution`."""
-    substitution: Substitution | None = None
-    """The replacement, if something is replaced."""
-    removes: bool = False
-    """The change removes something."""
-    factors: tuple[str, ...] = ()
-    """The factors, if it counts as several changes."""
-    elements: Mapping[str, int] = field(default_factory=dict)
-    """Element types of inputs; constants are cast."""
-    sizes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Sizes of inputs; constants keep theirs."""
-    ranks: Mapping[str, int] = field(default_factory=dict)
-    """Ranks of inputs; all their sizes stay symbolic."""
-    fixed: bool = False
-    """Use the sizes of the run, and make constants of the values that depend on them."""
-    constants: Mapping[str, onnx.TensorProto | None] = field(default_factory=dict)
-    """Inputs that become constants with these values; None: their values in the run if known, else zeros."""
-    attributes: Mapping[str, onnx.AttributeProto | None] = field(default_factory=dict)
-    """Attributes with another value; None: omitted."""
-    omitted_inputs: frozenset[int] = frozenset()
-    """Input positions to omit, because a tensor may be read at several positions."""
-    omitted_outputs: frozenset[int] = frozenset()
-    added: Mapping[int, ExperimentInput] = field(default_factory=dict)
-    """Positions of absent inputs, and what they become."""
-    opset: int | None = None
-    """Opset of the operator's domain."""
-    declared: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Declared sizes of outputs."""
-
-    def __str__(self) -> str:
-        return str(self.substitution or (f"without {self.words}" if self.removes else self.words))
+def described(
+    change: str | Substitution, variant: Variant, *, removes: bool = False, factors: tuple[str, ...] = ()
+) -> Variation:
+    """A variation, without its factor. `factors`: the factors, if it counts as several changes."""
+    words = f"without {change}" if removes else str(change)
+    replaced = change if isinstance(change, Substitution) else None
+    return ProbeRun("", words, "invalid", "", factors=factors, substitution=replaced, removes=removes), variant
 
 
-def vary(variant: Variant, change: Change) -> Variant | None:
-    """The changed variant; None when no output would be left, or the operator set has no such node."""
-    node = deepcopy(variant.node)
-    attributes = {**{entry.name: entry for entry in variant.node.attribute}, **change.attributes}
-    del node.attribute[:]
-    node.attribute.extend(entry for entry in attributes.values() if entry is not None)
-    _leave_out(node.input, change.omitted_inputs)
-    _leave_out(node.output, change.omitted_outputs)
-    if not node.output:
-        return None
-    for position, feed in change.added.items():
-        node.input.extend([""] * (position + 1 - len(node.input)))
-        node.input[position] = feed.name
-    left = set(tensors_read(node))  # including inputs of subgraphs
-    feeds = tuple(_vary_feed(feed, change) for feed in (*variant.feeds, *change.added.values()) if feed.name in left)
-    varied = replace(variant, node=node, feeds=feeds)
-    if change.declared or variant.declared:
-        varied = replace(varied, declared=_declared(varied, change))
-    return varied if change.opset is None else _at_opset(varied, change.opset)
-
-
-def _leave_out(names: RepeatedScalarFieldContainer[str], positions: Collection[int]) -> None:
-    """Omit inputs or outputs: remove them at the end, else leave an empty name."""
-    for position in positions:
-        names[position] = ""
-    while names and not names[-1] and positions:
-        names.pop()
-
-
-def _vary_feed(feed: ExperimentInput, change: Change) -> ExperimentInput:
-    """One input of a variant."""
-    if change.fixed:
-        feed = fixed_feed(feed)
-    element = change.elements.get(feed.name)
-    if element is not None and element_of(feed.kind) not in (None, element):
-        value = cast(feed.constant, element) if feed.constant is not None else None
-        feed = replace(feed, kind=with_element(feed.kind, element), constant=value)
-    sizes: Sequence[int | None] | None = change.sizes.get(feed.name)
-    if sizes is None and feed.name in change.ranks and rank_of(feed.kind) is None:
-        sizes = [None] * change.ranks[feed.name]
-    element = element_of(feed.kind)
-    if sizes is not None and element is not None and feed.constant is None:
-        feed = replace(feed, kind=tensor_type(element, sizes))
-    return _constant(feed, change.constants[feed.name]) if feed.name in change.constants else feed
+def with_feeds(variant: Variant, change: Callable[[ExperimentInput], ExperimentInput]) -> Variant:
+    """The variant with changed inputs."""
+    return replace(variant, feeds=tuple(map(change, variant.feeds)))
 
 
 def fixed_feed(feed: ExperimentInput) -> ExperimentInput:
@@ -118,6 +51,42 @@ def fixed_feed(feed: ExperimentInput) -> ExperimentInput:
     if feed.constant is not None or folded is None or element_of(feed.kind) != folded.data_type:
         return replace(feed, kind=feed.run_kind) if feed.constant is None else feed
     return replace(feed, kind=tensor_type(folded.data_type, folded.dims), constant=folded)
+
+
+def with_sizes(variant: Variant, sizes: Mapping[str, Sequence[int | None]]) -> Variant:
+    """The variant with other sizes of inputs; constants keep theirs, and declared outputs do not apply."""
+
+    def resized(feed: ExperimentInput) -> ExperimentInput:
+        element = element_of(feed.kind)
+        if feed.name not in sizes or element is None or feed.constant is not None:
+            return feed
+        return replace(feed, kind=tensor_type(element, sizes[feed.name]))
+
+    return replace(with_feeds(variant, resized), declared={})
+
+
+def with_elements(variant: Variant, elements: Mapping[str, int], attributes: Attributes) -> Variant:
+    """The variant with other element types of inputs (constants are cast), and with other attributes."""
+
+    def retyped(feed: ExperimentInput) -> ExperimentInput:
+        element = elements.get(feed.name)
+        if element is None or element_of(feed.kind) in (None, element):
+            return feed
+        value = cast(feed.constant, element) if feed.constant is not None else None
+        return replace(feed, kind=with_element(feed.kind, element), constant=value)
+
+    varied = with_feeds(with_attributes(variant, attributes), retyped)
+    if not variant.declared:
+        return varied
+    known = tensor_types(variant_model(replace(varied, declared={})))
+    declared = {name: kind for name, kind in variant.declared.items() if is_fixed(kind) and name in known}
+    declared = {name: with_element(kind, element_of(known[name]) or 0) for name, kind in declared.items()}
+    return replace(varied, declared=declared)
+
+
+def with_constants(variant: Variant, values: Mapping[str, onnx.TensorProto | None]) -> Variant:
+    """The variant with inputs as constants; None: their values in the run if known, else zeros."""
+    return with_feeds(variant, lambda feed: _constant(feed, values[feed.name]) if feed.name in values else feed)
 
 
 def _constant(feed: ExperimentInput, value: onnx.TensorProto | None) -> ExperimentInput:
@@ -130,6 +99,36 @@ def _constant(feed: ExperimentInput, value: onnx.TensorProto | None) -> Experime
             return feed
         value = zeros(feed.name, element, sizes)
     return replace(feed, kind=tensor_type(value.data_type, value.dims), constant=value)
+
+
+def with_input(variant: Variant, position: int, value: onnx.TensorProto) -> Variant:
+    """The variant with a constant as an input that it lacks."""
+    node = deepcopy(variant.node)
+    node.input.extend([""] * (position + 1 - len(node.input)))
+    node.input[position] = value.name
+    added = ExperimentInput(value.name, tensor_type(value.data_type, value.dims), value)
+    return replace(variant, node=node, feeds=(*variant.feeds, added))
+
+
+def with_attributes(variant: Variant, attributes: Attributes) -> Variant:
+    """The variant with other attributes."""
+    node = deepcopy(variant.node)
+    changed = {**{entry.name: entry for entry in variant.node.attribute}, **attributes}
+    del node.attribute[:]
+    node.attribute.extend(entry for entry in changed.values() if entry is not None)
+    return replace(variant, node=node)
+
+
+def without(variant: Variant, inputs: Collection[int] = (), outputs: Collection[int] = ()) -> Variant:
+    """The variant without inputs and outputs at these positions; a variant without outputs is not a model."""
+    node = deepcopy(variant.node)
+    for names, positions in ((node.input, inputs), (node.output, outputs)):
+        for position in positions:
+            names[position] = ""
+        while names and not names[-1] and positions:
+            names.pop()
+    read = set(tensors_read(node))  # including inputs of subgraphs
+    return replace(variant, node=node, feeds=tuple(feed for feed in variant.feeds if feed.name in read))
 
 
 def cast(tensor: onnx.TensorProto, new: int) -> onnx.TensorProto:
@@ -148,30 +147,10 @@ def cast(tensor: onnx.TensorProto, new: int) -> onnx.TensorProto:
     return made if made.data_type == new else zeros(tensor.name, new, tensor.dims)
 
 
-def _declared(variant: Variant, change: Change) -> dict[str, onnx.TypeProto]:
-    """Declared outputs of a variant, with inferred types; none when sizes of inputs changed."""
-    if change.sizes:
-        return {}
-    sizes = {name: sizes_of(kind) for name, kind in variant.declared.items()} | dict(change.declared)
-    known = tensor_types(variant_model(replace(variant, declared={})))
-    elements = {name: element_of(known[name]) for name in variant.node.output if name in known}
-    return {
-        name: tensor_type(element, each)
-        for name, each in sizes.items()
-        if each is not None and (element := elements.get(name))
-    }
+# --- operator set versions -------------------------------------------------------------------------------------------
 
 
-# --- operator schema -----------------------------------------------------------------------------------------------
-
-
-def operator_of(variant: Variant) -> Operator | None:
-    """The variant's version of the operator; None for an unknown operator."""
-    node = variant.node
-    return find_operator(node.domain, node.op_type, variant.opsets.get(node.domain, 1))
-
-
-def _at_opset(variant: Variant, opset: int) -> Variant | None:
+def at_opset(variant: Variant, opset: int) -> Variant | None:
     """The variant in another opset: unchanged if legal there, else converted; None if neither is possible."""
     import onnx
 
@@ -196,24 +175,22 @@ def _at_opset(variant: Variant, opset: int) -> Variant | None:
 
 def _without_unknown(variant: Variant, opset: int) -> Variant:
     """The variant without attributes at their default that another opset does not define."""
-    now, then = operator_of(variant), find_operator(variant.node.domain, variant.node.op_type, opset)
+    now, then = variant.operator, find_operator(variant.node.domain, variant.node.op_type, opset)
     if now is None or then is None:
         return variant
-    node = deepcopy(variant.node)
-    del node.attribute[:]
-    node.attribute.extend(
-        entry
+    unknown = [
+        entry.name
         for entry in variant.node.attribute
-        if entry.name in then.attributes
-        or entry.name not in now.attributes
-        or now.attributes[entry.name].default != entry.SerializeToString()
-    )
-    return replace(variant, node=node)
+        if entry.name not in then.attributes
+        and entry.name in now.attributes
+        and now.attributes[entry.name].default == entry.SerializeToString()
+    ]
+    return with_attributes(variant, dict.fromkeys(unknown))
 
 
 def _legal(variant: Variant) -> bool:
     """Whether attributes, number of inputs, and input types fit the opset."""
-    operator, node = operator_of(variant), variant.node
+    operator, node = variant.operator, variant.node
     if operator is None or any(attribute.name not in operator.attributes for attribute in node.attribute):
         return False
     given = {attribute.name for attribute in node.attribute}

@@ -24,14 +24,8 @@ from partita.observations.facts import (
 from partita.observations.text_format import plural
 from partita.providers.base import Option
 from partita.runtime.chain.provider_check import PROBE_MODEL
-from partita.runtime.lab.factors import (
-    FACTORS,
-    MOST_COMBINED,
-    Variation,
-    combine_factors,
-    single_changes,
-    unchanged,
-)
+from partita.runtime.lab.change import Variation
+from partita.runtime.lab.factors import FACTORS, MOST_COMBINED, combine_factors, single_changes
 from partita.runtime.lab.graph import Graph, cut_proto
 from partita.runtime.lab.laboratory import BUDGET, Lab
 from partita.runtime.lab.neighbours import holder_models, neighbourhoods, quantised_groups
@@ -54,6 +48,8 @@ Node = tuple[int, str]
 """Index of the session, and name."""
 Setting = tuple[str, str]
 """A provider option and its value."""
+UNCHANGED = ProbeRun(AS_IS, "", "invalid", "")
+"""The trial of the unchanged node, without an outcome."""
 
 
 @dataclass(slots=True)
@@ -68,7 +64,7 @@ class Subject:
     missing_probes: str = ""
     omitted: int = 0
 
-    def probe(self, node: str, session: int = 0) -> NodeProbe:
+    def probe(self, session: int, node: str) -> NodeProbe:
         """The trials for one of the nodes."""
         trials = (*self.variants, *self.around.get((session, node), ()))
         return NodeProbe(node, trials, self.missing_probes, self.omitted)
@@ -99,15 +95,15 @@ class Experiment:
 
 def explore(subjects: Sequence[Subject], lab: Lab) -> None:
     """Test the unchanged node, then provider options, one change, two changes and other nodes of its operator."""
-    _run([_experiment(subject, unchanged(subject.variant), lab) for subject in subjects], lab)
+    _run([_experiment(subject, UNCHANGED, subject.variant, lab) for subject in subjects], lab)
     for setting, concerned in _settings(subjects, lab):
-        _run([_experiment(subject, unchanged(subject.variant), lab) for subject in concerned], lab, setting=setting)
+        _run([_experiment(subject, UNCHANGED, subject.variant, lab) for subject in concerned], lab, setting=setting)
     order = list(FACTORS)
     _run(
         [
-            replace(_experiment(subject, each, lab), position=order.index(each.factor))
+            replace(_experiment(subject, trial, changed, lab), position=order.index(trial.factor))
             for subject in _open(subjects)
-            for each in single_changes(subject.variant)
+            for trial, changed in single_changes(subject.variant)
         ],
         lab,
     )
@@ -120,7 +116,7 @@ def explore(subjects: Sequence[Subject], lab: Lab) -> None:
         found = combine_factors(subject.variant)
         room = MOST_COMBINED - sum(trial.factor == COMBINED for trial in subject.variants)
         subject.omitted += max(len(found) - room, 0)
-        both = [*(_experiment(subject, each, lab) for each in found[:room]), *others]
+        both = [*(_experiment(subject, *each, lab) for each in found[:room]), *others]
         last += [replace(each, position=place) for place, each in enumerate(both)]
     _run(last, lab)
     for subject in subjects:
@@ -172,9 +168,9 @@ def explore_surroundings(
     inside = []
     for subject, key in tried:
         helped = _first_that_helps(subject) if key in holders and not subject.around.get(key) else None
-        if helped is not None and not any(subgraphs_of(helped.variant.node)):
-            parts = () if helped.factor == AS_IS else helped.parts
-            words, model = holder_models(helped.variant, holders[key], unchanged=not parts)
+        if helped is not None and not any(subgraphs_of(helped[1].node)):
+            parts = () if helped[0].factor == AS_IS else helped[0].parts
+            words, model = holder_models(helped[1], holders[key], unchanged=not parts)
             inside.append(around(subject, key, model, words, factors=parts))
     _run(inside, lab, complete=False)
 
@@ -183,9 +179,9 @@ def _first_that_helps(subject: Subject) -> Variation | None:
     """The first change with which the provider supports the node, also none; None if there is no such change."""
     trial = next((trial for trial in subject.variants if helps(trial) and trial.factor != OPTION), None)
     if trial is None or trial.factor == AS_IS:
-        return None if trial is None else unchanged(subject.variant)
+        return None if trial is None else (UNCHANGED, subject.variant)
     tried = combine_factors(subject.variant) if trial.factor == COMBINED else single_changes(subject.variant)
-    return next((each for each in tried if (each.factor, each.change) == (trial.factor, trial.change)), None)
+    return next((each for each in tried if (each[0].factor, each[0].change) == (trial.factor, trial.change)), None)
 
 
 def timeout_note(trials: Sequence[ProbeRun]) -> str:
@@ -204,22 +200,11 @@ def _open(subjects: Sequence[Subject]) -> list[Subject]:
     return [subject for subject in subjects if subject.is_unresolved]
 
 
-def _experiment(subject: Subject, variation: Variation, lab: Lab) -> Experiment:
+def _experiment(subject: Subject, trial: ProbeRun, variant: Variant, lab: Lab) -> Experiment:
     """The experiment on a variation. A changed node is also run, because a provider may be assigned an invalid node."""
-    model = variant_model(variation.variant, auxiliary=lab.compiles)
-    trial = ProbeRun(
-        variation.factor,
-        variation.change,
-        "invalid",
-        "",
-        factors=variation.factors,
-        substitution=variation.substitution,
-        removes=variation.removes,
-        neg_added=len(model.graph.node) > 1,
-    )
-    if variation.factor != AS_IS:
-        model = to_run(model, variation.variant)
-    return Experiment(subject, model, trial)
+    model = variant_model(variant, auxiliary=lab.compiles)
+    trial = replace(trial, neg_added=len(model.graph.node) > 1)
+    return Experiment(subject, model if trial.factor == AS_IS else to_run(model, variant), trial)
 
 
 def _other_nodes(subject: Subject, lab: Lab) -> list[Experiment]:
@@ -324,9 +309,9 @@ def _with_changes(
     work: list[Experiment] = []
     for subject, forms in subjects:
         if subject.is_unresolved and _may_matter(option, subject.variant, lab):
-            varied = [each for each in single_changes(subject.variant) if _may_matter(option, each.variant, lab)]
+            varied = [each for each in single_changes(subject.variant) if _may_matter(option, each[1], lab)]
             subject.omitted += max(len(varied) - MOST_WITH_OPTION, 0)
-            work += [_experiment(subject, each, lab) for each in varied[:MOST_WITH_OPTION]]
+            work += [_experiment(subject, *each, lab) for each in varied[:MOST_WITH_OPTION]]
             work += forms[:MOST_FORMS_WITH_OPTION]
     return work
 
@@ -342,7 +327,7 @@ def _with_option(trial: ProbeRun, setting: Setting, lab: Lab) -> ProbeRun:
     if trial.factor == OTHER_FORM:
         change = "; ".join(part for part in (trial.change, option.after) if part)
         return replace(trial, change=change, factors=(*trial.factors, OPTION))
-    parts = (OPTION, *(trial.factors or (trial.factor,)))
+    parts = (OPTION, *trial.parts)
     return ProbeRun(COMBINED, f"{option} and {trial.change}", "invalid", "", factors=parts, neg_added=trial.neg_added)
 
 

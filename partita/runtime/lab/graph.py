@@ -13,7 +13,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from partita import dtypes
@@ -95,9 +94,7 @@ class Graph:
             return False
         return all(_same_type(self.fixed.get(name), read_type(text)) for name, text in zip(outputs, made, strict=False))
 
-    def with_observed_types(
-        self, outputs: Mapping[str, Sequence[str]], callers: Mapping[str, Sequence[str]] = MappingProxyType({})
-    ) -> Graph:
+    def with_observed_types(self, outputs: Mapping[str, Sequence[str]], callers: Mapping[str, Sequence[str]]) -> Graph:
         """The graph with output types observed in a run, by node; their sizes are sizes of the run.
 
         `callers`: file nodes that may call an inlined function node, by ONNX Runtime's name for it.

@@ -8,16 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from partita import dtypes
 from partita.observations.facts import Substitution
-from partita.runtime.lab.change import Change, cast, operator_of
+from partita.runtime.lab.change import (
+    Attributes,
+    Variation,
+    cast,
+    described,
+    with_attributes,
+    with_elements,
+    without,
+)
 from partita.runtime.lab.forms import plainest_forms, value_text
 from partita.runtime.lab.schema import TYPE_ATTRIBUTES, Operator
-from partita.runtime.lab.variant import ExperimentInput, Variant
+from partita.runtime.lab.variant import Variant
 from partita.runtime.place.tensor_types import element_of, rank_of
 
 if TYPE_CHECKING:
@@ -36,60 +43,53 @@ PAIRS = ((FLOAT, INT32), (FLOAT, FLOAT16), (INT32, FLOAT), (FLOAT16, FLOAT), (FL
 """Input and output types, most likely supported first."""
 WORDS: Mapping[str, int] = {"float": FLOAT, "int": INT64, "int64": INT64, "string": STRING}
 """Type words in attribute names and their element types; an s marks a list."""
-Attributes = dict[str, "onnx.AttributeProto | None"]
-"""Replacement attributes by name; None: omitted."""
 
 
-def other_types(variant: Variant) -> Iterator[Change]:
+def other_types(variant: Variant) -> Iterator[Variation]:
     """Each element type of the inputs replaced by another, if the operator allows it; then attributes that set an
     output's type, and both.
     """
-    operator = operator_of(variant)
-    typed = [
-        (name, old, new, changed)
-        for attribute in variant.node.attribute
-        for name, old, new, changed in _in_other_types(attribute, operator)
-    ]
+    typed = [each for attribute in variant.node.attribute for each in _in_other_types(attribute, variant.operator)]
     for old in dict.fromkeys(element_of(feed.kind) for feed in variant.feeds):
         if old is not None:
-            yield from islice(_other_input_types(variant, operator, old, typed), MOST_TYPES)
+            yield from islice(_other_input_types(variant, old, typed), MOST_TYPES)
     chosen = [attribute for attribute in variant.node.attribute if _type_of(attribute)]
     for attribute in chosen:
         old = _type_of(attribute)
         for new in _candidates(old)[:MOST_TYPES]:
-            changed: Attributes = {attribute.name: _attribute_in(attribute, new)}
-            yield Change(substitution=_types(old, new, f"as {attribute.name}"), attributes=changed)
-    for name, old, new, changed in typed:
-        yield Change(substitution=_types(old, new, f"as {name.removesuffix('[]')}"), attributes=changed)
+            changed = {attribute.name: _attribute_in(attribute, new)}
+            yield described(_types(old, new, f"as {attribute.name}"), with_elements(variant, {}, changed))
+    for name, old, new, attributes in typed:
+        yield described(_types(old, new, f"as {name.removesuffix('[]')}"), with_attributes(variant, attributes))
     for attribute in chosen:
         if attribute.name in TYPE_ATTRIBUTES:
-            yield from _both_types(variant, operator, attribute)
+            yield from _both_types(variant, attribute)
 
 
 def _other_input_types(
-    variant: Variant, operator: Operator | None, old: int, typed: Sequence[tuple[str, int, int, Attributes]]
-) -> Iterator[Change]:
+    variant: Variant, old: int, typed: Sequence[tuple[str, int, int, Attributes]]
+) -> Iterator[Variation]:
     """All inputs of one type, and the attributes of that type, in another type."""
     for new in _candidates(old):
-        elements = _in_new_type(variant, operator, variant.feeds, old, new)
+        elements = _in_new_type(variant, old, new)
         if elements:
             moved = [changed for _, *pair, changed in typed if pair == [old, new]]
-            attributes: Attributes = {name: entry for changed in moved for name, entry in changed.items()}
-            yield Change(substitution=_types(old, new), elements=elements, attributes=attributes)
+            attributes = {name: entry for changed in moved for name, entry in changed.items()}
+            yield described(_types(old, new), with_elements(variant, elements, attributes))
 
 
-def _both_types(variant: Variant, operator: Operator | None, chosen: onnx.AttributeProto) -> Iterator[Change]:
+def _both_types(variant: Variant, chosen: onnx.AttributeProto) -> Iterator[Variation]:
     """Input type and attribute type changed together, e.g. a Cast between two other types."""
     old = next((number for feed in variant.feeds if (number := element_of(feed.kind)) is not None), 0)
     for new, made in PAIRS if old else ():
-        elements = _in_new_type(variant, operator, variant.feeds, old, new) if new != old else {}
+        elements = _in_new_type(variant, old, new) if new != old else {}
         if elements and made != chosen.i:
             now, before = (
                 " to ".join(dtypes.dtype_numbered(number).name for number in pair)
                 for pair in ((new, made), (old, chosen.i))
             )
-            changed: Attributes = {chosen.name: _attribute_in(chosen, made)}
-            yield Change(substitution=Substitution(now, before), elements=elements, attributes=changed)
+            changed = with_elements(variant, elements, {chosen.name: _attribute_in(chosen, made)})
+            yield described(Substitution(now, before), changed)
 
 
 def _type_of(attribute: onnx.AttributeProto) -> int:
@@ -120,22 +120,19 @@ def _candidates(old: int) -> tuple[int, ...]:
     return tuple(entry for entry in order if entry != old)
 
 
-def _in_new_type(
-    variant: Variant, operator: Operator | None, feeds: Iterable[ExperimentInput], old: int, new: int
-) -> dict[str, int]:
-    """The inputs in `feeds` of the old type, with the new type, if the operator allows it."""
+def _in_new_type(variant: Variant, old: int, new: int) -> dict[str, int]:
+    """The inputs of the old type, with the new type, if the operator allows it."""
     return {
-        feed.name: new for feed in feeds if element_of(feed.kind) == old and _allows(variant, operator, feed.name, new)
+        feed.name: new for feed in variant.feeds if element_of(feed.kind) == old and _allows(variant, feed.name, new)
     }
 
 
-def _allows(variant: Variant, operator: Operator | None, name: str, new: int) -> bool:
+def _allows(variant: Variant, name: str, new: int) -> bool:
     """Whether the operator allows the type at every position of `name`; True for unknown operators."""
-    places = [position for position, other in enumerate(variant.node.input) if other == name]
-    if operator is None:
+    if (operator := variant.operator) is None:
         return True
-    slots = [operator.input(position) for position in places]
-    return bool(places) and all(slot is not None and new in slot.elements for slot in slots)
+    slots = [operator.input(position) for position, other in enumerate(variant.node.input) if other == name]
+    return bool(slots) and all(slot is not None and new in slot.elements for slot in slots)
 
 
 def _types(old: int, new: int, where: str = "") -> Substitution:
@@ -199,21 +196,21 @@ MOST_VALUES = 8
 """Maximum number of other values per node."""
 
 
-def other_attributes(variant: Variant) -> Iterator[Change]:
+def other_attributes(variant: Variant) -> Iterator[Variation]:
     """Each optional attribute omitted, also without optional outputs that it may have required; then other values."""
-    operator = operator_of(variant)
-    fewer = frozenset(operator.optional_outputs(variant.node) if operator is not None else ())
+    operator = variant.operator
+    fewer = operator.optional_outputs(variant.node) if operator is not None else {}
     for attribute in variant.node.attribute:
         if _may_omit(attribute, operator):
-            change = Change(_attribute_text(attribute), removes=True, attributes={attribute.name: None})
-            yield change
+            text, changed = _attribute_text(attribute), with_attributes(variant, {attribute.name: None})
+            yield described(text, changed, removes=True)
             if fewer:
-                yield replace(change, words=f"{change.words} and its optional outputs", omitted_outputs=fewer)
+                yield described(f"{text} and its optional outputs", without(changed, outputs=fewer), removes=True)
     if operator is not None:
         yield from islice(_other_values(variant, operator), MOST_VALUES)
 
 
-def _other_values(variant: Variant, operator: Operator) -> Iterator[Change]:
+def _other_values(variant: Variant, operator: Operator) -> Iterator[Variation]:
     """Attributes with other values: those of the operator's examples, the default, 1 for 0, 0 for 1."""
     import onnx
 
@@ -242,7 +239,8 @@ def _other_values(variant: Variant, operator: Operator) -> Iterator[Change]:
             kind = getattr(onnx.AttributeProto, entry.kind.upper())  # a list may be empty
             made = onnx.helper.make_attribute(name, list(value) if isinstance(value, tuple) else value, attr_type=kind)
             before = f"{name}={value_text(now)}" if now is not None else f"{name} omitted"
-            yield Change(substitution=Substitution(f"{name}={value_text(value)}", before), attributes={name: made})
+            changed = with_attributes(variant, {name: made})
+            yield described(Substitution(f"{name}={value_text(value)}", before), changed)
 
 
 def _is_axis(variant: Variant, value: Any) -> bool:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
 from partita import dtypes
 from partita.observations.facts import OTHER_FORM, ProbeRun
-from partita.runtime.lab.change import operator_of
-from partita.runtime.lab.forms import Form, TypedForm, as_example, assignments, plainest_forms
+from partita.runtime.lab.forms import Form, assignments, plainest_forms
 from partita.runtime.lab.schema import OUTPUT_TYPES, Operator, element_in, types_of
 from partita.runtime.lab.variant import NODE, Variant, add_detached, fingerprint, variant_model
 from partita.runtime.place.model_file import subgraphs_of
@@ -34,7 +34,7 @@ def other_nodes(variant: Variant, *, failed: bool, compiles: bool) -> Iterator[t
     """
     if failed and any(True for _ in subgraphs_of(variant.node)):
         return  # the provider fails on the subgraphs, which other nodes of the operator do not have
-    operator = operator_of(variant)
+    operator = variant.operator
     if operator is None:
         return
     node, plain = variant.node, variant_model(variant)
@@ -46,19 +46,19 @@ def other_nodes(variant: Variant, *, failed: bool, compiles: bool) -> Iterator[t
     known = {fingerprint(model) for model in (plain, variant_model(variant, auxiliary=True))}
     values = _value_kinds(plain, node.name)
     found: list[tuple[onnx.ModelProto, ProbeRun]] = []
-    for typed in _typed_forms(operator, own):
-        model = variant_model(typed.build(), auxiliary=compiles)
+    for form in _typed_forms(operator, own):
+        model = variant_model(form.build(), auxiliary=compiles)
         if compiles and len(model.graph.node) == 1:
             add_detached(model.graph)
         if (key := fingerprint(model)) not in known:
             known.add(key)
-            types = _all_types(typed)
+            types = _all_types(form)
             # A subgraph is written for types that no type variable shows: only kinds other than tensors can be equal.
-            if typed.form.node:
+            if form.node:
                 same = values > TENSORS and _value_kinds(model, NODE) == values
             else:  # an unknown type is not equal
                 same = all(own.get(name) == kind for name, kind in types.items() if name in bound)
-            change, factors = _form_text(typed.form, types, node), () if same else ("type",)
+            change, factors = _form_text(form, types, node), () if same else ("type",)
             neg_added = len(model.graph.node) > 1
             trial = ProbeRun(OTHER_FORM, change, "invalid", "", factors=factors, neg_added=neg_added)
             found.append((model, trial))
@@ -76,25 +76,21 @@ def _value_kinds(model: onnx.ModelProto, name: str) -> frozenset[str]:
     return frozenset(filter(None, found))
 
 
-def _typed_forms(operator: Operator, own: dict[str, str]) -> Iterator[TypedForm]:
+def _typed_forms(operator: Operator, own: dict[str, str]) -> Iterator[Form]:
     """Forms in the node's types, then in their examples' types, then the plainest form in other types."""
     listed = plainest_forms(operator)
     for form in listed:
-        example = as_example(form)
-        if form.node:  # subgraphs are written for their types
-            yield example
-            continue
-        some = dict(next(iter(assignments(form)[0]), ())) | dict(example.types)
-        yield TypedForm(form, tuple((name, own.get(name, kind)) for name, kind in some.items()), "types")
-    yield from map(as_example, listed)
+        some = {} if form.node else dict(next(iter(assignments(form)[0]), ())) | dict(form.types)
+        yield replace(form, types=tuple((name, own.get(name, kind)) for name, kind in some.items())) if some else form
+    yield from listed
     for form in listed[:1]:
         usual = (types for types in assignments(form)[0] if all(kind in USUAL for _, kind in types))
-        yield from (TypedForm(form, types, "types") for types in islice(usual, MOST_TYPES))
+        yield from (replace(form, types=types) for types in islice(usual, MOST_TYPES))
 
 
-def _all_types(typed: TypedForm) -> dict[str, str]:
-    """The types of a typed form, including an output type set by an attribute of its example."""
-    types, form = dict(typed.types), typed.form
+def _all_types(form: Form) -> dict[str, str]:
+    """The types of a form, including an output type set by an attribute of its example."""
+    types = dict(form.types)
     output = form.operator.output(0)
     if output is not None and output.variable not in types and len(output.types) > 1:
         numbers = [form.attributes[name] for name in OUTPUT_TYPES if isinstance(form.attributes.get(name), int)]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from partita import dtypes
 from partita.runtime.lab.graph import CannotProbeError, Graph, called_functions, free_names, inner_names, rename
-from partita.runtime.lab.schema import plain_domain
+from partita.runtime.lab.schema import Operator, find_operator, plain_domain
 from partita.runtime.place.model_file import all_graphs, subgraphs_of, tensors_read
 from partita.runtime.place.tensor_types import (
     SMALL_BYTES,
@@ -102,6 +102,11 @@ class Variant:
     def feed(self, name: str) -> ExperimentInput | None:
         """The feed of an input; None for an omitted input."""
         return next((feed for feed in self.feeds if feed.name == name), None)
+
+    @property
+    def operator(self) -> Operator | None:
+        """Its version of the operator; None for an unknown operator."""
+        return find_operator(self.node.domain, self.node.op_type, self.opsets.get(self.node.domain, 1))
 
 
 def node_variant(graph: Graph, name: str) -> Variant:

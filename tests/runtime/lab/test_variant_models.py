@@ -100,11 +100,11 @@ def test_input_of_unknown_type_requires_observed_type(cut, opened):
     graph = cut("g (float[4,2] x) => (float[4,2] y) {\n  [mystery] s = own.Mystery(x)\n  [n] y = Relu(s)\n}")
     with pytest.raises(CannotProbeError, match="the type of its input 's' is unknown"):
         node_variant(graph, "n")
-    seen = graph.with_observed_types({"mystery": ["float32[4,2]"], "gone": ["float32[1]"]})
+    seen = graph.with_observed_types({"mystery": ["float32[4,2]"], "gone": ["float32[1]"]}, {})
     assert shapes(variant_model(node_variant(seen, "n"))) == [[4, 2]]
     assert opened(variant_model(node_variant(seen, "n")))
     with pytest.raises(CannotProbeError, match="is unknown"):
-        node_variant(graph.with_observed_types({"mystery": ["something[4,2]"]}), "n")
+        node_variant(graph.with_observed_types({"mystery": ["something[4,2]"]}, {}), "n")
 
 
 # --- parts ---------------------------------------------------------------------------------------------------------
