@@ -1,12 +1,8 @@
-"""Variants of a node with other element types (of inputs, outputs and attributes), and with other attribute values.
-
-Some operators have one attribute per type: keys_strings, keys_int64s and keys_floats are variants of one attribute, as
-are int64_vocabulary and string_vocabulary.
-"""
+"""Variants of a node with other element types (of inputs, outputs and attributes), and with other attribute values."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from copy import deepcopy
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -14,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from partita import dtypes
 from partita.observations.facts import Substitution
 from partita.runtime.lab.change import (
-    Attributes,
     Variation,
     cast,
     described,
@@ -39,57 +34,19 @@ OTHERS = (FLOAT, FLOAT16, INT32, INT8, UINT8, INT64)
 VALUE_ATTRIBUTES = frozenset({"value"})
 """Attributes with a tensor whose type is that of an output."""
 MOST_TYPES = 5
-PAIRS = ((FLOAT, INT32), (FLOAT, FLOAT16), (INT32, FLOAT), (FLOAT16, FLOAT), (FLOAT, UINT8), (INT64, FLOAT))
-"""Input and output types, most likely supported first."""
-WORDS: Mapping[str, int] = {"float": FLOAT, "int": INT64, "int64": INT64, "string": STRING}
-"""Type words in attribute names and their element types; an s marks a list."""
 
 
 def other_types(variant: Variant) -> Iterator[Variation]:
-    """Each element type of the inputs replaced by another, if the operator allows it; then attributes that set an
-    output's type, and both.
-    """
-    typed = [each for attribute in variant.node.attribute for each in _in_other_types(attribute, variant.operator)]
+    """All inputs of one element type in another, if the operator allows it; then attributes that set a type."""
     for old in dict.fromkeys(element_of(feed.kind) for feed in variant.feeds):
-        if old is not None:
-            yield from islice(_other_input_types(variant, old, typed), MOST_TYPES)
-    chosen = [attribute for attribute in variant.node.attribute if _type_of(attribute)]
-    for attribute in chosen:
-        old = _type_of(attribute)
-        for new in _candidates(old)[:MOST_TYPES]:
-            changed = {attribute.name: _attribute_in(attribute, new)}
-            yield described(_types(old, new, f"as {attribute.name}"), with_elements(variant, {}, changed))
-    for name, old, new, attributes in typed:
-        yield described(_types(old, new, f"as {name.removesuffix('[]')}"), with_attributes(variant, attributes))
-    for attribute in chosen:
-        if attribute.name in TYPE_ATTRIBUTES:
-            yield from _both_types(variant, attribute)
-
-
-def _other_input_types(
-    variant: Variant, old: int, typed: Sequence[tuple[str, int, int, Attributes]]
-) -> Iterator[Variation]:
-    """All inputs of one type, and the attributes of that type, in another type."""
-    for new in _candidates(old):
-        elements = _in_new_type(variant, old, new)
-        if elements:
-            moved = [changed for _, *pair, changed in typed if pair == [old, new]]
-            attributes = {name: entry for changed in moved for name, entry in changed.items()}
-            yield described(_types(old, new), with_elements(variant, elements, attributes))
-
-
-def _both_types(variant: Variant, chosen: onnx.AttributeProto) -> Iterator[Variation]:
-    """Input type and attribute type changed together, e.g. a Cast between two other types."""
-    old = next((number for feed in variant.feeds if (number := element_of(feed.kind)) is not None), 0)
-    for new, made in PAIRS if old else ():
-        elements = _in_new_type(variant, old, new) if new != old else {}
-        if elements and made != chosen.i:
-            now, before = (
-                " to ".join(dtypes.dtype_numbered(number).name for number in pair)
-                for pair in ((new, made), (old, chosen.i))
-            )
-            changed = with_elements(variant, elements, {chosen.name: _attribute_in(chosen, made)})
-            yield described(Substitution(now, before), changed)
+        changes = ((new, _in_new_type(variant, old, new)) for new in _candidates(old)) if old is not None else ()
+        for new, elements in islice((each for each in changes if each[1]), MOST_TYPES):
+            yield described(_types(old or 0, new), with_elements(variant, elements, {}))
+    for attribute in variant.node.attribute:
+        if old := _type_of(attribute):
+            for new in _candidates(old)[:MOST_TYPES]:
+                changed = with_elements(variant, {}, {attribute.name: _attribute_in(attribute, new)})
+                yield described(_types(old, new, f"as {attribute.name}"), changed)
 
 
 def _type_of(attribute: onnx.AttributeProto) -> int:
@@ -138,52 +95,6 @@ def _allows(variant: Variant, name: str, new: int) -> bool:
 def _types(old: int, new: int, where: str = "") -> Substitution:
     """`float32 in place of int64`."""
     return Substitution(dtypes.dtype_numbered(new).name, dtypes.dtype_numbered(old).name, where)
-
-
-# --- attributes with one name per type ------------------------------------------------------------
-
-
-def _in_other_types(
-    attribute: onnx.AttributeProto, operator: Operator | None
-) -> Iterator[tuple[str, int, int, Attributes]]:
-    """An attribute with one name per type: the name without a type, its type, another type, and the change."""
-    own = _typed(attribute.name)
-    for other in operator.attributes if operator is not None and own is not None else ():
-        typed = _typed(other)
-        if own is not None and typed is not None and typed[0] == own[0] and typed[1] != own[1]:
-            yield *own, typed[1], {attribute.name: None, other: _list_in(attribute, other, typed[1])}
-
-
-def _typed(name: str) -> tuple[str, int] | None:
-    """The name without its type, marked if a list, and the type; None for a name without a type."""
-    words = name.split("_")
-    places = [place for place, word in enumerate(words) if word.removesuffix("s") in WORDS]
-    if len(places) != 1 or len(words) == 1:
-        return None
-    word = words.pop(places[0])
-    return "_".join(words) + ("[]" if word.endswith("s") else ""), WORDS[word.removesuffix("s")]
-
-
-def _list_in(attribute: onnx.AttributeProto, name: str, new: int) -> onnx.AttributeProto:
-    """An attribute of one value or a list, under another name and in another type."""
-    import onnx
-
-    value = onnx.helper.get_attribute_value(attribute)
-    several = isinstance(value, list | tuple) or not isinstance(value, str | bytes | int | float)
-    made = _values_in(list(value) if several else [value], new)
-    return onnx.helper.make_attribute(name, made if several else made[0])
-
-
-def _values_in(values: list[Any], new: int) -> list[Any]:
-    """The values in another type: distinct keys stay distinct, and non-numeric strings become positions."""
-    if new == STRING:
-        return [each.decode("utf-8", errors="replace") if isinstance(each, bytes) else str(each) for each in values]
-    convert = float if dtypes.dtype_numbered(new).kind == "float" else int
-    try:
-        made = [convert(each) for each in values]
-    except (TypeError, ValueError):
-        made = []
-    return made if len(set(made)) == len(set(values)) else [convert(place) for place in range(len(values))]
 
 
 # --- attribute values ------------------------------------------------------------------------------------------------

@@ -7,10 +7,9 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from partita import dtypes
 from partita.observations.facts import OTHER_FORM, ProbeRun
 from partita.runtime.lab.forms import Form, assignments, plainest_forms
-from partita.runtime.lab.schema import OUTPUT_TYPES, Operator, element_in, types_of
+from partita.runtime.lab.schema import Operator, element_in, types_of
 from partita.runtime.lab.variant import NODE, Variant, add_detached, fingerprint, variant_model
 from partita.runtime.place.model_file import subgraphs_of
 from partita.runtime.place.tensor_types import tensor_types
@@ -52,7 +51,8 @@ def other_nodes(variant: Variant, *, failed: bool, compiles: bool) -> Iterator[t
             add_detached(model.graph)
         if (key := fingerprint(model)) not in known:
             known.add(key)
-            types = _all_types(form)
+            other = next(each for each in model.graph.node if each.name == NODE)
+            types = dict(form.types) | types_of(other, operator, tensor_types(model))
             # A subgraph is written for types that no type variable shows: only kinds other than tensors can be equal.
             if form.node:
                 same = values > TENSORS and _value_kinds(model, NODE) == values
@@ -86,17 +86,6 @@ def _typed_forms(operator: Operator, own: dict[str, str]) -> Iterator[Form]:
     for form in listed[:1]:
         usual = (types for types in assignments(form)[0] if all(kind in USUAL for _, kind in types))
         yield from (replace(form, types=types) for types in islice(usual, MOST_TYPES))
-
-
-def _all_types(form: Form) -> dict[str, str]:
-    """The types of a form, including an output type set by an attribute of its example."""
-    types = dict(form.types)
-    output = form.operator.output(0)
-    if output is not None and output.variable not in types and len(output.types) > 1:
-        numbers = [form.attributes[name] for name in OUTPUT_TYPES if isinstance(form.attributes.get(name), int)]
-        if numbers and numbers[0]:
-            types[output.variable] = f"tensor({dtypes.dtype_numbered(numbers[0]).onnx_name.lower()})"
-    return types
 
 
 def _form_text(form: Form, types: dict[str, str], node: onnx.NodeProto) -> str:
