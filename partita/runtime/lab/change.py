@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from partita import dtypes
 from partita.observations.facts import ProbeRun, Substitution
 from partita.runtime.lab.graph import constant_of, cut_proto
 from partita.runtime.lab.schema import find_operator
@@ -84,20 +86,25 @@ def with_elements(variant: Variant, elements: Mapping[str, int], attributes: Att
     return replace(varied, declared=declared)
 
 
-def with_constants(variant: Variant, values: Mapping[str, onnx.TensorProto | None]) -> Variant:
-    """The variant with inputs as constants; None: their values in the run if known, else zeros."""
-    return with_feeds(variant, lambda feed: _constant(feed, values[feed.name]) if feed.name in values else feed)
+def with_constants(variant: Variant, names: Collection[str], *, ones: bool = False) -> Variant:
+    """The variant with inputs as constants: their values in the run if known, else zeros or small integers of one."""
+    return with_feeds(variant, lambda feed: _constant(feed, ones) if feed.name in names else feed)
 
 
-def _constant(feed: ExperimentInput, value: onnx.TensorProto | None) -> ExperimentInput:
+def _constant(feed: ExperimentInput, ones: bool) -> ExperimentInput:
     """The feed as a constant; unchanged if its type or sizes are unknown."""
-    element, sizes, value = element_of(feed.kind), feed.run_sizes, value or feed.folded or feed.run_value
+    import onnx
+
+    element, sizes, value = element_of(feed.kind), feed.run_sizes, feed.folded or feed.run_value
     if value is not None and element not in (None, value.data_type):
         value = cast(value, element)
     if value is None:
         if element is None or sizes is None:
             return feed
-        value = zeros(feed.name, element, sizes)
+        if ones and len(sizes) <= 1 and dtypes.dtype_numbered(element).kind in ("int", "uint"):
+            value = onnx.helper.make_tensor(feed.name, element, sizes, [1] * math.prod(sizes))
+        else:
+            value = zeros(feed.name, element, sizes)
     return replace(feed, kind=tensor_type(value.data_type, value.dims), constant=value)
 
 

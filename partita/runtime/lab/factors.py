@@ -167,44 +167,22 @@ def other_inputs(variant: Variant) -> Iterator[Variation]:
 
 def _constants(variant: Variant, operator: Operator | None) -> Iterator[Variation]:
     """Each input as a constant, and all but the first together: values of the run if known, else zeros, then ones."""
-
-    def name_of(position: int) -> str:
+    feeds = {feed.name: feed for feed in variant.feeds if feed.constant is None}
+    called: dict[str, str] = {}
+    for position, name in enumerate(variant.node.input):
         slot = operator.input(position) if operator is not None else None
-        return f"input {slot.name if slot is not None else position}"
-
-    open_feeds = [feed for feed in variant.feeds if feed.constant is None]
-    known = {feed.name: feed for feed in open_feeds if is_fixed(feed.run_kind)}
-    names = {name: name_of(position) for position, name in reversed(list(enumerate(variant.node.input)))}
-    first = variant.node.input[0] if variant.node.input else ""
-    fed = {name: names[name] for name in variant.node.input[1:] if name in known}
+        if name in feeds and is_fixed(feeds[name].run_kind):
+            called.setdefault(name, f"input {slot.name if slot is not None else position}")
+    later = [name for name in dict.fromkeys(variant.node.input[1:]) if name in called]
     # The first input, e.g. a lookup table, but not if it is the only one.
-    every = {**fed, first: names[first]} if first in known and len(open_feeds) > 1 else fed
-    ones = {name: _ones(variant, name) for name in every}
-    for name, called in every.items():
-        default = ", and no default of a graph input" if known[name].run_value is not None else ""
-        yield described(f"{called} as a constant{default}", with_constants(variant, {name: None}))
-        if ones[name] is not None:
-            yield described(f"{called} as a constant of ones", with_constants(variant, {name: ones[name]}))
-    if len(fed) > 1:
-        yield described(f"{listing(fed.values())} as constants", with_constants(variant, dict.fromkeys(fed)))
-        if any(ones[name] is not None for name in fed):
-            values = {name: ones[name] for name in fed}
-            yield described(f"{listing(fed.values())} as constants of ones", with_constants(variant, values))
-
-
-def _ones(variant: Variant, name: str) -> onnx.TensorProto | None:
-    """A constant of ones for a small integer input with unknown values; None for others."""
-    import numpy as np
-    import onnx
-
-    feed = variant.feed(name)
-    if feed is None or feed.run_value is not None or feed.folded is not None:
-        return None
-    sizes, element = sizes_of(feed.run_kind), element_of(feed.run_kind)
-    if sizes is None or element is None or len(sizes) > 1:
-        return None
-    dtype = onnx.helper.tensor_dtype_to_np_dtype(element)
-    return onnx.numpy_helper.from_array(np.ones(sizes, dtype), name) if np.issubdtype(dtype, np.integer) else None
+    first = [name for name in variant.node.input[:1] if name in called and len(feeds) > 1]
+    for chosen in (*([name] for name in dict.fromkeys((*later, *first))), *([later] if len(later) > 1 else [])):
+        zero, one = (with_constants(variant, chosen, ones=ones) for ones in (False, True))
+        text = f"{listing([called[name] for name in chosen])} as {'a constant' if len(chosen) == 1 else 'constants'}"
+        default = ", and no default of a graph input" if len(chosen) == 1 and feeds[chosen[0]].run_value else ""
+        yield described(f"{text}{default}", zero)
+        if one != zero:
+            yield described(f"{text} of ones", one)
 
 
 def _other_ranks(variant: Variant) -> Iterator[Variation]:
