@@ -101,7 +101,7 @@ def _constant(feed: ExperimentInput, ones: bool) -> ExperimentInput:
     if value is None:
         if element is None or sizes is None:
             return feed
-        if ones and len(sizes) <= 1 and dtypes.dtype_numbered(element).kind in ("int", "uint"):
+        if ones and len(sizes) <= 1 and dtypes.dtype_numbered(element).kind == "integer":
             value = onnx.helper.make_tensor(feed.name, element, sizes, [1] * math.prod(sizes))
         else:
             value = zeros(feed.name, element, sizes)
