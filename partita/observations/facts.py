@@ -165,8 +165,7 @@ class ProbeRun:
     cached: bool = False
     """From an earlier run with the same ONNX Runtime, device and options."""
     factors: tuple[Factor, ...] = ()
-    """Factors of a combined variant; for another form, `type` for different types and `option` for a different provider
-    option."""
+    """Factors of a combined variant; for another form, `type` for different types."""
     substitution: Substitution | None = None
     """The change, if it is a replacement."""
     removes: bool = False

@@ -38,10 +38,6 @@ if TYPE_CHECKING:
     import onnx
 
 DECIDED = frozenset({"supported", "invalid"})
-MOST_WITH_OPTION = 24
-"""Maximum changes of one node to test with another provider option; they count as combinations."""
-MOST_FORMS_WITH_OPTION = 3
-"""Maximum other nodes of the operator to test with another provider option."""
 MOST_ALIKE = 4
 """Maximum number of equal nodes to test with their neighbours."""
 Node = tuple[int, str]
@@ -107,16 +103,11 @@ def explore(subjects: Sequence[Subject], lab: Lab) -> None:
         ],
         lab,
     )
-    forms = [(subject, _other_nodes(subject, lab)) for subject in _open(subjects)]
-    for option in lab.resolution.provider.options:
-        if option.probe_value is not None:
-            _run(_with_changes(option, forms, lab), lab, setting=(option.name, option.probe_value.value))
     last: list[Experiment] = []
-    for subject, others in ((subject, others) for subject, others in forms if subject.is_unresolved):
+    for subject in _open(subjects):
         found = combine_factors(subject.variant)
-        room = MOST_COMBINED - sum(trial.factor == COMBINED for trial in subject.variants)
-        subject.omitted += max(len(found) - room, 0)
-        both = [*(_experiment(subject, *each, lab) for each in found[:room]), *others]
+        subject.omitted = max(len(found) - MOST_COMBINED, 0)
+        both = [*(_experiment(subject, *each, lab) for each in found[:MOST_COMBINED]), *_other_nodes(subject, lab)]
         last += [replace(each, position=place) for place, each in enumerate(both)]
     _run(last, lab)
     for subject in subjects:
@@ -302,33 +293,13 @@ def _supports_anything(lab: Lab) -> bool:
     return answer is None or answer.outcome == "supported"
 
 
-def _with_changes(
-    option: Option, subjects: Sequence[tuple[Subject, Sequence[Experiment]]], lab: Lab
-) -> list[Experiment]:
-    """Experiments with single changes and other nodes, for open subjects for which an option may matter."""
-    work: list[Experiment] = []
-    for subject, forms in subjects:
-        if subject.is_unresolved and _may_matter(option, subject.variant, lab):
-            varied = [each for each in single_changes(subject.variant) if _may_matter(option, each[1], lab)]
-            subject.omitted += max(len(varied) - MOST_WITH_OPTION, 0)
-            work += [_experiment(subject, *each, lab) for each in varied[:MOST_WITH_OPTION]]
-            work += forms[:MOST_FORMS_WITH_OPTION]
-    return work
-
-
 def _with_option(trial: ProbeRun, setting: Setting, lab: Lab) -> ProbeRun:
-    """A trial with an additional change of a provider option."""
+    """A trial with another value of a provider option."""
     (name, after), run = setting, lab.resolution
     default = next((option.default for option in run.provider.options if option.name == name), "")
     before = run.options.get(name, default)
     option = Substitution(f"{run.provider.name}.{name}={after}", f"{run.provider.name}.{name}={before}")
-    if trial.factor in (AS_IS, NEIGHBOURS):
-        return ProbeRun(OPTION, option.after, "invalid", "", substitution=option, neg_added=trial.neg_added)
-    if trial.factor == OTHER_FORM:
-        change = "; ".join(part for part in (trial.change, option.after) if part)
-        return replace(trial, change=change, factors=(*trial.factors, OPTION))
-    parts = (OPTION, *trial.parts)
-    return ProbeRun(COMBINED, f"{option} and {trial.change}", "invalid", "", factors=parts, neg_added=trial.neg_added)
+    return ProbeRun(OPTION, option.after, "invalid", "", substitution=option, neg_added=trial.neg_added)
 
 
 def _may_matter(option: Option, variant: Variant, lab: Lab) -> bool:
