@@ -168,7 +168,7 @@ def probe_missing_kernel(error: NoKernelError, model: OnnxModel, sizes: Sizes, s
     with _cpu_lab(seconds) as lab:
         subjects, _ = _subjects(_nodes_without_kernel(graph, error))
         explore(subjects, lab)
-    at_fault = (each for each in subjects if each.variants and each.variants[0].outcome in ("rejected", *FAILED))
+    at_fault = (each for each in subjects if each.outcome in ("rejected", *FAILED))
     if (subject := next(at_fault, None)) is None or (
         shown := reason_from_probes(subject.probe(0, error.node), CPU)
     ) is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -179,14 +179,11 @@ def _name_of(operator: Operator) -> str:
 def newest_opset(lab: Lab) -> tuple[int | None, str]:
     """The newest ONNX opset that this ONNX Runtime opens, or None and the error of the oldest."""
     import onnx
-    from onnx import helper
 
-    port = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1]) for name in "xy"]
-    graph = helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "opset", port[:1], port[1:])
     error = ""
     for opset in range(onnx.defs.onnx_opset_version(), 0, -1):
-        opsets = [helper.make_opsetid("", opset)]
-        model = helper.make_model(graph, opset_imports=opsets, ir_version=ir_version(opset))
+        head = f'<ir_version: {ir_version(opset)}, opset_import: ["": {opset}]>'
+        model = onnx.parser.parse_model(f"{head} opset (float[1] x) => (float[1] y) {{ y = Neg(x) }}")
         (answer,) = lab.try_all([model], one_node=False)
         if answer is None or answer.outcome != "invalid":
             return (None if answer is None else opset), ""
@@ -220,21 +217,13 @@ WHOLE_LIMIT_BYTES = 1 << 30
 """Maximum bytes of weights (as zeros) of a graph that is opened as a whole."""
 
 
-@dataclass(frozen=True, slots=True)
-class GraphSupport:
-    """A provider's support of a graph."""
+def measure_graph(model: bytes, sizes: Sizes, lab: Lab) -> tuple[int, dict[str, int], str, int]:
+    """Test a model without its weights. `sizes`: of its inputs in the tested step.
 
-    nodes: int
-    unsupported: Mapping[str, int]
-    """Unsupported nodes (tested alone), by operator."""
-    failure: str
-    """Error message of the provider for the whole graph; empty if it opens or was not tested."""
-    untested: int
-    """Nodes without an answer."""
-
-
-def measure_graph(model: bytes, sizes: Sizes, lab: Lab) -> GraphSupport:
-    """Test a model without its weights. `sizes`: of its inputs in the tested step."""
+    Returns:
+        The number of nodes; unsupported nodes (tested alone), by operator; the provider's error message for the whole
+        graph, empty if it opens or was not tested; and the number of nodes without an answer.
+    """
     import onnx
 
     graph = cut_proto(onnx.ModelProto.FromString(model), Path(), sizes)
@@ -245,7 +234,7 @@ def measure_graph(model: bytes, sizes: Sizes, lab: Lab) -> GraphSupport:
             left[node.op_type] += 1
         else:
             untested += answer is None or answer.outcome != "supported"
-    return GraphSupport(len(graph.nodes), dict(left), "" if left else _failure_over(graph, lab), untested)
+    return len(graph.nodes), dict(left), "" if left else _failure_over(graph, lab), untested
 
 
 def supports_each(models: Sequence[tuple[bytes, Sizes]], lab: Lab) -> list[bool]:
