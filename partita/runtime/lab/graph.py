@@ -76,16 +76,15 @@ class Graph:
         What distinguishes calls of the function, and functions of the same name: `callers`, file nodes that may call
         it, and `made`, types of its outputs in the run.
         """
-        if not name.startswith(INLINED):
-            return ""
         plain = TOKEN.sub("", name)
         if plain not in self.inlined_nodes:  # renamed by ONNX Runtime with a suffix
-            plain = max(
-                (called for called in self.inlined_nodes if plain.startswith(f"{called}_")), key=len, default=""
-            )
-        same = self.inlined_nodes.get(plain, ())
-        same = tuple(own for own in same if self.calling_nodes.get(own) in callers) or same
-        return next((own for own in same if self.fits(self.nodes[own], made)), next(iter(same), ""))
+            prefixes = (called for called in self.inlined_nodes if plain.startswith(f"{called}_"))
+            plain = max(prefixes, key=len, default="")
+
+        def likeness(own: str) -> tuple[bool, bool]:
+            return self.calling_nodes.get(own) in callers, self.fits(self.nodes[own], made)
+
+        return max(self.inlined_nodes.get(plain, ()), key=likeness, default="")
 
     def fits(self, node: onnx.NodeProto, made: Sequence[str]) -> bool:
         """Whether a node's output types match the run, as far as both are known."""
@@ -99,12 +98,15 @@ class Graph:
 
         `callers`: file nodes that may call an inlined function node, by ONNX Runtime's name for it.
         """
-        called = {
-            name: own
-            for name in {**outputs, **callers}
-            if (own := self._called(name, outputs.get(name, ()), callers.get(name, ())))
-        }
-        seen = dict(_observed_types(self, {called.get(name, name): texts for name, texts in outputs.items()}))
+        inlined = (name for name in {**outputs, **callers} if name.startswith(INLINED) and name not in self.nodes)
+        called = {name: self._called(name, outputs.get(name, ()), callers.get(name, ())) for name in inlined}
+        seen: dict[str, onnx.TypeProto] = {}
+        for name, texts in outputs.items():
+            node = self.nodes.get(called.get(name, name))
+            made = [output for output in node.output if output] if node is not None else []
+            if len(made) == len(texts):
+                kinds = zip(made, map(read_type, texts), strict=True)
+                seen |= {output: kind for output, kind in kinds if kind is not None}
         sizes = {name: kind for name, kind in seen.items() if not is_fixed(self.fixed.get(name))}
         return replace(self, types={**seen, **self.types}, fixed={**self.fixed, **sizes}, function_of=called)
 
@@ -164,18 +166,6 @@ def _calling_nodes(proto: onnx.ModelProto, unfolded: onnx.ModelProto) -> dict[st
                     found[node.name] = call.name
                     open_tensors += (name for name in node.input if name not in outside)
     return found
-
-
-def _observed_types(graph: Graph, outputs: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, onnx.TypeProto]]:
-    """Types of tensors from observed outputs, written as float32[1,12]."""
-    for name, texts in outputs.items():
-        node = graph.nodes.get(name)
-        made = [output for output in node.output if output] if node is not None else []
-        if len(made) == len(texts):
-            for output, text in zip(made, texts, strict=True):
-                kind = read_type(text)
-                if kind is not None:
-                    yield output, kind
 
 
 def read_type(text: str) -> onnx.TypeProto | None:
