@@ -24,11 +24,10 @@ from partita.observations.text_format import plural
 from partita.providers.base import Option
 from partita.runtime.chain.provider_check import PROBE_MODEL
 from partita.runtime.lab.change import Variation
-from partita.runtime.lab.factors import FACTORS, MOST_COMBINED, combine_factors, single_changes
+from partita.runtime.lab.factors import FACTORS, MOST_COMBINED, combine_factors, other_nodes, single_changes
 from partita.runtime.lab.graph import Graph, cut_proto
 from partita.runtime.lab.laboratory import BUDGET, Lab
 from partita.runtime.lab.neighbours import holder_models, neighbourhoods, quantised_groups
-from partita.runtime.lab.other_nodes import other_nodes
 from partita.runtime.lab.variant import Variant, to_run, variant_model
 from partita.runtime.place.model_file import subgraphs_of
 from partita.runtime.place.tensor_types import element_of, tensor_types

@@ -11,10 +11,10 @@ from onnx import parser
 
 from partita.diagnosis.reasons.table import REASONS
 from partita.observations.facts import OPTION
+from partita.runtime.lab.change import other_attributes
 from partita.runtime.lab.factors import FACTORS, combine_factors, single_changes
 from partita.runtime.lab.forms import forms
 from partita.runtime.lab.graph import cut_graph
-from partita.runtime.lab.node_factors import other_attributes
 from partita.runtime.lab.schema import operators
 from partita.runtime.lab.variant import Variant, fingerprint, node_variant, variant_model
 from partita.runtime.place.onnx_model import read_onnx
