@@ -134,32 +134,23 @@ def probe_refusal(error: ChainError, model: OnnxModel, sizes: Sizes, seconds: fl
     (session,), chain, _ = _probe_sessions((facts,), error.chain, models, shapes, seconds)
     if error.facts is not None:
         return not_all_on(error.path, chain, session)
-    changed = [
-        now.reason != was.reason or session.of(now.provider.ort_name).rejected is not None
-        for was, now in zip(error.chain, chain, strict=True)
-    ]
-    return _refusal_error(error, session, chain, changed) if any(changed) else error
-
-
-def _refusal_error(
-    error: ChainError, session: SessionFacts, chain: Sequence[Resolution], changed: Sequence[bool]
-) -> ProviderError:
-    """The error after experiments, provider by provider. `changed`: the providers with new findings."""
     messages: list[str] = []
     helps: list[Remedy | None] = []
-    anew = None
-    for resolution, news in zip(chain, changed, strict=True):
-        entry = chain_entry(resolution)
-        code, evidence = entry.reason or "", entry.evidence or ""
-        if (part := session.of(entry.provider).rejected) is not None:
+    changed, anew = False, None
+    for was, now in zip(error.chain, chain, strict=True):
+        entry = chain_entry(now)
+        code, evidence, part = entry.reason or "", entry.evidence or "", session.of(entry.provider).rejected
+        if part is not None:
             shown = explain_provider(context_of(index_session(session), part.nodes[0], None, UNKNOWN, entry))
             code, evidence = shown.reason, shown.evidence
-        found = None
-        if anew is None and news:
+        is_new, found = part is not None or now.reason != was.reason, None
+        if is_new and anew is None:
             anew = found = export_again(error.path, (code, entry.reason or ""), entry.provider)
+        changed |= is_new
         helps.append(found or remedy_of(entry.remedies))
-        messages.append(f"{resolution.provider.name}: {entry.reason}: {evidence}")
-    return ProviderError("; ".join(messages), path=error.path, remedy=any_of(filter(None, helps)))
+        messages.append(f"{now.provider.name}: {entry.reason}: {evidence}")
+    explained = ProviderError("; ".join(messages), path=error.path, remedy=any_of(filter(None, helps)))
+    return explained if changed else error
 
 
 def probe_missing_kernel(error: NoKernelError, model: OnnxModel, sizes: Sizes, seconds: float) -> ProviderError:
@@ -230,6 +221,11 @@ def _subjects(nodes: Iterable[tuple[Node, MakeVariant]]) -> tuple[list[Subject],
     return [subject for alike in by_model.values() for subject in alike], untestable
 
 
+def _probes(subjects: Iterable[Subject], untestable: Mapping[Node, NodeProbe]) -> dict[Node, NodeProbe]:
+    """The trials of every node."""
+    return {**untestable, **{node: subject.probe(*node) for subject in subjects for node in subject.nodes}}
+
+
 def _probe_nodes(
     sessions: Sessions,
     chain: Sequence[ChainEntry],
@@ -257,10 +253,10 @@ def _probe_nodes(
                 nodes[number, name] = partial(node_variant, graph, name)
             if holder := holder_in_run(index, graph, name):
                 holders[number, name] = holder
-    subjects, found = _subjects(nodes.items())
+    subjects, untestable = _subjects(nodes.items())
     explore(subjects, lab)
     explore_surroundings(subjects, graphs, holders, lab)
-    found |= {node: subject.probe(*node) for subject in subjects for node in subject.nodes}
+    found = _probes(subjects, untestable)
     return tuple(
         session.with_provider(preferred.provider, probes=probes) if probes else session
         for number, session in enumerate(sessions)
@@ -296,16 +292,11 @@ def _bisect(sessions: Sessions, failed: Resolution, graph_of: GraphOf, lab: Lab)
         )
         few = [each.nodes for each in part.parts if len(each.nodes) <= FEW_NODES]
         names = itertools.chain(*few, *(each.rejected_subgraph_nodes for each in (first, *others)))
-        subjects, probes = _subjects({(0, name): partial(node_variant, graph, name) for name in names}.items())
+        subjects, untestable = _subjects({(0, name): partial(node_variant, graph, name) for name in names}.items())
         explore(subjects, lab)
-        probes |= {node: subject.probe(*node) for subject in subjects for node in subject.nodes}
-        found.append(
-            session.with_provider(
-                failed.provider.ort_name,
-                rejected=replace(first, other_parts=tuple(others)),
-                probes={name: probe for (_, name), probe in probes.items()},
-            )
-        )
+        probes = {name: probe for (_, name), probe in _probes(subjects, untestable).items()}
+        rejected = replace(first, other_parts=tuple(others))
+        found.append(session.with_provider(failed.provider.ort_name, rejected=rejected, probes=probes))
         remedies += _without_a_switch(graph, lab)
     remedy = any_of([*remedies[:1], REJECTED_REMEDY])
     return tuple(found), replace(failed, reason="subgraph_rejected", remedy=remedy)
@@ -313,10 +304,9 @@ def _bisect(sessions: Sessions, failed: Resolution, graph_of: GraphOf, lab: Lab)
 
 def _without_a_switch(graph: Graph, lab: Lab) -> Iterator[Remedy]:
     """The remedies to remove one option without which the provider opens the unchanged graph."""
-    names = tuple(node.name for node in graph.proto.graph.node)
     with contextlib.suppress(CannotProbeError):
         for option in given_options(lab):
-            models = [part_model(graph, names, fixed=False)] if option.kind == "bool" else []
+            models = [part_model(graph, fixed=False)] if option.kind == "bool" else []
             for answer in lab.try_with(option.name, option.default, models, one_node=False):
                 if answer is not None and answer.outcome == "supported":
                     switch = f"{lab.resolution.provider.name}.{option.name}={lab.resolution.options[option.name]}"
@@ -325,12 +315,9 @@ def _without_a_switch(graph: Graph, lab: Lab) -> Iterator[Remedy]:
 
 def _opens_when_fixed(graph: Graph, lab: Lab) -> bool:
     """Whether the provider opens the graph with fixed sizes, but not unchanged."""
-    names = tuple(node.name for node in graph.proto.graph.node)
     try:
-        models = [part_model(graph, names, fixed=False), part_model(graph, names)]
+        models = [part_model(graph, fixed=False), part_model(graph)]
     except CannotProbeError:
-        return False
-    if fingerprint(models[0]) == fingerprint(models[1]):
         return False
     as_it_is, fixed = lab.try_all(models, one_node=False)
     return as_it_is is not None and fixed is not None and as_it_is.outcome in FAILED and fixed.outcome == "supported"

@@ -249,7 +249,7 @@ def supports_each(models: Sequence[tuple[bytes, Sizes]], lab: Lab) -> list[bool]
 def _failure_over(graph: Graph, lab: Lab) -> str:
     """The provider's error for the whole graph; empty if it opens or the graph is too large."""
     try:
-        model = part_model(graph, tuple(graph.nodes))
+        model = part_model(graph)
     except CannotProbeError:
         return ""
     answer = lab.try_all([model], one_node=False)[0] if zeros_needed([model]) <= WHOLE_LIMIT_BYTES else None

@@ -290,14 +290,17 @@ def is_signed(kind: onnx.TypeProto) -> bool:
     return kind.WhichOneof("value") == "tensor_type" and kind.tensor_type.elem_type in SIGNED
 
 
-def part_model(graph: Graph, names: Sequence[str], *, fixed: bool = True, auxiliary: bool = False) -> onnx.ModelProto:
-    """The model of several nodes, with the sizes of the run unless `fixed` is False. `auxiliary`: see `variant_model`.
+def part_model(
+    graph: Graph, names: Sequence[str] = (), *, fixed: bool = True, auxiliary: bool = False
+) -> onnx.ModelProto:
+    """The model of some nodes, else of all, with the sizes of the run unless `fixed` is False.
 
-    Raises CannotProbeError when a type is unknown.
+    `auxiliary`: see `variant_model`. Raises CannotProbeError when a type is unknown.
     """
     import onnx
 
-    chosen = [graph.nodes[name] for name in names]
+    chosen = [graph.nodes[name] for name in names] or list(graph.proto.graph.node)
+    own = {node.name for node in chosen}
     made = {output for node in chosen for output in node.output if output}
     part = onnx.GraphProto(name=NODE)
     part.node.extend(chosen)
@@ -310,7 +313,7 @@ def part_model(graph: Graph, names: Sequence[str], *, fixed: bool = True, auxili
     if auxiliary and len(chosen) == 1 and any(feed.constant is None for feed in feeds):
         _add_auxiliary(part, feeds)
     _add_feeds(part, feeds)
-    outside = {name for node in graph.proto.graph.node if node.name not in set(names) for name in tensors_read(node)}
+    outside = {name for node in graph.proto.graph.node if node.name not in own for name in tensors_read(node)}
     outside |= {port.name for port in graph.proto.graph.output}
     read_inside = {name for node in chosen for name in tensors_read(node)}
     for name in sorted(made):
