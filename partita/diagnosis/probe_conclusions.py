@@ -133,7 +133,7 @@ def conclusions(probe: NodeProbe | None) -> tuple[Conclusion, ...]:
 
 def _only_in_main_graph(first: ProbeRun, others: Sequence[ProbeRun], in_subgraph: ProbeRun) -> Iterator[Conclusion]:
     """With a change, the provider supports the node in the main graph, but not in its control-flow subgraph."""
-    helped = [trial for trial in others if helps(trial) and (trial.factors or (trial.factor,)) == in_subgraph.factors]
+    helped = [trial for trial in others if helps(trial) and trial.parts == in_subgraph.factors]
     change = _choice(helped[:1]) if helped else "with a change"
     message = f" ({in_subgraph.message})" if in_subgraph.message else ""
     evidence = f"{change} the provider supports this node in a main graph, and not in {in_subgraph.change}{message}"
@@ -202,9 +202,6 @@ def _without_effect(probe: NodeProbe) -> Iterator[Conclusion]:
         more = f"; {plural(probe.omitted, 'more combination')} of changes not tested" if probe.omitted else ""
         tried = f"{opening(first)}; {_summary(changes)}{more}"
         alike = [trial for trial in supported if "type" not in trial.factors]
-        # The same nodes are tested again with another provider option.
-        also = ", also with another option" if any(OPTION in trial.factors for trial in forms) else ""
-        forms = [trial for trial in forms if OPTION not in trial.factors]
         own = sum(not trial.factors for trial in forms)
         # A crash does not show that the provider has the operator: its neighbour or ONNX Runtime may be the cause.
         failed = [trial for trial in forms if trial.outcome in FAILED - {"crashed"}]
@@ -221,7 +218,7 @@ def _without_effect(probe: NodeProbe) -> Iterator[Conclusion]:
             over = f"it fails on {len(failed)} of {plural(len(forms), 'other node')} of this operator"
             yield Conclusion(f"{tried}; {over} ({failed[0].message or failed[0].outcome})", FORM, inferred=True)
         else:
-            others = f"; it supports none of {plural(len(forms), 'other node')} of this operator{also}"
+            others = f"; it supports none of {plural(len(forms), 'other node')} of this operator"
             yield Conclusion(f"{tried}{others if forms else ''}", code="no_kernel_op")
 
 

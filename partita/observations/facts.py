@@ -165,8 +165,7 @@ class ProbeRun:
     cached: bool = False
     """From an earlier run with the same ONNX Runtime, device and options."""
     factors: tuple[Factor, ...] = ()
-    """Factors of a combined variant; for another form, `type` for different types and `option` for a different provider
-    option."""
+    """Factors of a combined variant; for another form, `type` for different types."""
     substitution: Substitution | None = None
     """The change, if it is a replacement."""
     removes: bool = False
@@ -175,8 +174,11 @@ class ProbeRun:
     """Supported only after ONNX Runtime inlined the node's function."""
     neg_added: bool = False
     """The model also has a Neg, because a compiling provider may reject partitions of a single node."""
-    seconds: float | None = None
-    """The fastest of several runs; None without."""
+
+    @property
+    def parts(self) -> tuple[Factor, ...]:
+        """The factors of all its changes."""
+        return self.factors or (self.factor,)
 
     @property
     def after(self) -> str:
@@ -191,7 +193,7 @@ class ProbeRun:
 
 @dataclass(frozen=True, slots=True)
 class NodeProbe:
-    """Probes of a node on a provider: of a fallback node, or of a node on a slow kernel path."""
+    """Probes of a fallback node on a provider."""
 
     node: str
     variants: tuple[ProbeRun, ...]

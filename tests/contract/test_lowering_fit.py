@@ -54,8 +54,8 @@ for folder in map(Path, sys.argv[2:]):
     sizes.update({state["past"]: tuple(state["shape"]) for state in manifest["graph"]["states"]})
     model = onnx.load(folder / graph["file"], load_external_data=False)
     lab = Lab(tried.resolution, cache_for(tried.resolution), time.monotonic() + 120)
-    told = measure_graph(model.SerializeToString(), sizes, lab)
-    answers[manifest["graph"]["attention"]] = [sorted(told.unsupported), told.failure, told.untested, lab.unusable]
+    _, unsupported, failure, untested = measure_graph(model.SerializeToString(), sizes, lab)
+    answers[manifest["graph"]["attention"]] = [sorted(unsupported), failure, untested, lab.unusable]
 print(json.dumps(answers))
 """
 

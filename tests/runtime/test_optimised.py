@@ -210,7 +210,7 @@ def test_function_nodes_are_distinguished_by_function_and_output_type(
     name: str, made: str, op_type: str, element: int, tmp_path: Path
 ) -> None:
     onnx.save(parser.parse_model(SHARED), tmp_path / "m.onnx")
-    graph = cut_graph(read_onnx(tmp_path / "m.onnx"), {}).with_observed_types({name: (made,)})
+    graph = cut_graph(read_onnx(tmp_path / "m.onnx"), {}).with_observed_types({name: (made,)}, {})
     case = node_variant(graph, name)
     assert case.node.op_type == op_type
     assert element_of(case.feeds[0].kind) == element

@@ -10,14 +10,14 @@ from partita.errors import ProviderError
 from partita.library.api import QUIET, Audience
 from partita.observations.facts import RunFacts
 from partita.observations.names import CPU
-from partita.providers.resolve import Resolution, known_providers
+from partita.providers.resolve import Resolution
 from partita.runtime.chain.open_chain import ChainError
 from partita.runtime.ort.errors import NoKernelError, NotOpenedError
 from partita.runtime.place.onnx_model import OnnxModel, read_onnx
 
 REFUSAL_SECONDS = 20.0
 """Maximum seconds of experiments before a chain is refused, because the user waits."""
-TITLE = "probing nodes that fell back or are slow, one at a time (Ctrl-C: report without it)"
+TITLE = "probing nodes that fell back, one at a time (Ctrl-C: report without it)"
 
 
 def with_probes(
@@ -46,10 +46,7 @@ def probe_package(
     facts: RunFacts, resolutions: tuple[Resolution, ...], folder: Path, seconds: float, audience: Audience = QUIET
 ) -> tuple[RunFacts, tuple[Resolution, ...]]:
     """`with_probes` for a package, whose symbolic sizes are those of a decode step."""
-    from partita.runtime.lab.slow_kernels import slow_kernels
-
-    alone = resolutions[0].provider.ort_name == CPU
-    if seconds <= 0 or (alone and not any(slow_kernels(session, resolutions[0]) for session in facts.sessions)):
+    if seconds <= 0 or resolutions[0].provider.ort_name == CPU:
         return facts, resolutions
     models = {session.file: read_onnx(folder / session.file) for session in facts.sessions}
     sizes = {file: decode_sizes(model) for file, model in models.items()}
@@ -69,10 +66,9 @@ def explain_refusal(
     def explained() -> ProviderError:
         if isinstance(error, ChainError):
             return probe_refusal(error, model, sizes, seconds)
-        cpu = Resolution(known_providers()["cpu"], "active")
         if isinstance(error, NotOpenedError):
-            return probe_not_opened(error, cpu, model, sizes, seconds)
-        return probe_missing_kernel(error, cpu, model, sizes, seconds)
+            return probe_not_opened(error, model, sizes, seconds)
+        return probe_missing_kernel(error, model, sizes, seconds)
 
     if seconds <= 0:
         return error

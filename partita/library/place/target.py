@@ -130,8 +130,7 @@ def _ask(
     from partita.runtime.lab.tables import measure_graph
 
     with _lab(resolution, environment) as lab:
-        found = measure_graph(model, sizes, lab)
-    return ProbeResult(found.nodes, found.unsupported, found.failure, found.untested)
+        return ProbeResult(*measure_graph(model, sizes, lab))
 
 
 def _supports(

@@ -12,7 +12,6 @@ from partita import dtypes
 from partita.diagnosis.probe_conclusions import helps
 from partita.observations.facts import (
     AS_IS,
-    COMBINED,
     FAILED,
     NEIGHBOURS,
     OPTION,
@@ -24,19 +23,12 @@ from partita.observations.facts import (
 from partita.observations.text_format import plural
 from partita.providers.base import Option
 from partita.runtime.chain.provider_check import PROBE_MODEL
-from partita.runtime.lab.factors import (
-    FACTORS,
-    MOST_COMBINED,
-    Variation,
-    combine_factors,
-    single_changes,
-    unchanged,
-)
+from partita.runtime.lab.change import Variation
+from partita.runtime.lab.factors import FACTORS, MOST_COMBINED, combine_factors, other_nodes, single_changes
 from partita.runtime.lab.graph import Graph, cut_proto
 from partita.runtime.lab.laboratory import BUDGET, Lab
 from partita.runtime.lab.neighbours import holder_models, neighbourhoods, quantised_groups
-from partita.runtime.lab.other_nodes import other_nodes
-from partita.runtime.lab.variant import Variant, node_variant, to_run, variant_model
+from partita.runtime.lab.variant import Variant, to_run, variant_model
 from partita.runtime.place.model_file import subgraphs_of
 from partita.runtime.place.tensor_types import element_of, tensor_types
 
@@ -44,16 +36,14 @@ if TYPE_CHECKING:
     import onnx
 
 DECIDED = frozenset({"supported", "invalid"})
-MOST_WITH_OPTION = 24
-"""Maximum changes of one node to test with another provider option; they count as combinations."""
-MOST_FORMS_WITH_OPTION = 3
-"""Maximum other nodes of the operator to test with another provider option."""
 MOST_ALIKE = 4
 """Maximum number of equal nodes to test with their neighbours."""
 Node = tuple[int, str]
 """Index of the session, and name."""
 Setting = tuple[str, str]
 """A provider option and its value."""
+UNCHANGED = ProbeRun(AS_IS, "", "invalid", "")
+"""The trial of the unchanged node, without an outcome."""
 
 
 @dataclass(slots=True)
@@ -65,23 +55,26 @@ class Subject:
     variants: list[ProbeRun] = field(default_factory=list)
     around: dict[Node, list[ProbeRun]] = field(default_factory=dict)
     """Trials of one node with its neighbours."""
+    helped: Variation | None = None
+    """The first supported variation, also the unchanged node."""
     missing_probes: str = ""
     omitted: int = 0
 
-    def probe(self, node: str, session: int = 0) -> NodeProbe:
+    def probe(self, session: int, node: str) -> NodeProbe:
         """The trials for one of the nodes."""
         trials = (*self.variants, *self.around.get((session, node), ()))
         return NodeProbe(node, trials, self.missing_probes, self.omitted)
 
     @property
+    def outcome(self) -> str:
+        """The outcome of the unchanged node; empty without one."""
+        return self.variants[0].outcome if self.variants else ""
+
+    @property
     def is_unresolved(self) -> bool:
         """Whether neither the unchanged node nor any variant was supported so far."""
-        return (
-            not self.missing_probes
-            and bool(self.variants)
-            and self.variants[0].outcome not in DECIDED
-            and not any(helps(trial) for trial in self.variants)
-        )
+        decided = self.outcome in DECIDED or any(helps(trial) for trial in self.variants)
+        return bool(self.variants) and not self.missing_probes and not decided
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +84,8 @@ class Experiment:
     subject: Subject
     model: onnx.ModelProto
     trial: ProbeRun
+    variant: Variant | None = None
+    """The node in the model; None for other nodes of the operator, and with neighbours."""
     position: int = 0
     """Position in its round: once a variant is supported, higher positions decide nothing."""
     node: Node | None = None
@@ -99,28 +94,23 @@ class Experiment:
 
 def explore(subjects: Sequence[Subject], lab: Lab) -> None:
     """Test the unchanged node, then provider options, one change, two changes and other nodes of its operator."""
-    _run([_experiment(subject, unchanged(subject.variant), lab) for subject in subjects], lab)
+    _run([_experiment(subject, UNCHANGED, subject.variant, lab) for subject in subjects], lab)
     for setting, concerned in _settings(subjects, lab):
-        _run([_experiment(subject, unchanged(subject.variant), lab) for subject in concerned], lab, setting=setting)
+        _run([_experiment(subject, UNCHANGED, subject.variant, lab) for subject in concerned], lab, setting)
     order = list(FACTORS)
     _run(
         [
-            replace(_experiment(subject, each, lab), position=order.index(each.factor))
+            replace(_experiment(subject, trial, changed, lab), position=order.index(trial.factor))
             for subject in _open(subjects)
-            for each in single_changes(subject.variant)
+            for trial, changed in single_changes(subject.variant)
         ],
         lab,
     )
-    forms = [(subject, _other_nodes(subject, lab)) for subject in _open(subjects)]
-    for option in lab.resolution.provider.options:
-        if option.probe_value is not None:
-            _run(_with_changes(option, forms, lab), lab, setting=(option.name, option.probe_value.value))
     last: list[Experiment] = []
-    for subject, others in ((subject, others) for subject, others in forms if subject.is_unresolved):
+    for subject in _open(subjects):
         found = combine_factors(subject.variant)
-        room = MOST_COMBINED - sum(trial.factor == COMBINED for trial in subject.variants)
-        subject.omitted += max(len(found) - room, 0)
-        both = [*(_experiment(subject, each, lab) for each in found[:room]), *others]
+        subject.omitted = max(len(found) - MOST_COMBINED, 0)
+        both = [*(_experiment(subject, *each, lab) for each in found[:MOST_COMBINED]), *_other_nodes(subject, lab)]
         last += [replace(each, position=place) for place, each in enumerate(both)]
     _run(last, lab)
     for subject in subjects:
@@ -145,7 +135,6 @@ def explore_surroundings(
     if lab.remaining_seconds <= 0:
         return
     tried = [(subject, key) for subject in subjects if subject.variants for key in subject.nodes[:MOST_ALIKE]]
-    first = {id(subject): subject.variants[0].outcome for subject, _ in tried}
 
     def around(subject: Subject, key: Node, model: onnx.ModelProto, words: str, **more: Any) -> Experiment:
         return Experiment(subject, model, ProbeRun(NEIGHBOURS, words, "invalid", "", **more), node=key)
@@ -153,39 +142,30 @@ def explore_surroundings(
     work = [
         around(subject, key, model, words)
         for subject, key in tried
-        if first[id(subject)] == "supported"
+        if subject.outcome == "supported"
         for words, model in neighbourhoods(graphs[key[0]], key[1], inside=lab.compiles)
     ]
-    found = _run(work, lab, complete=False)
-    rejected = {each.node: each for each, trial in reversed(found) if trial.outcome == "rejected"}
+    rejected = {each.node: each for each, trial in reversed(_run(work, lab)) if trial.outcome == "rejected"}
     for option in lab.resolution.provider.options:
         concerned = [each for each in rejected.values() if _may_matter(option, each.subject.variant, lab)]
         if option.probe_value is not None:
-            _run(concerned, lab, setting=(option.name, option.probe_value.value))
+            _run(concerned, lab, (option.name, option.probe_value.value))
     retyped = [
         around(subject, key, model, str(substitution), substitution=substitution)
         for subject, key in tried
-        if lab.compiles and (key in rejected or first[id(subject)] == "rejected")
+        if lab.compiles and (key in rejected or subject.outcome == "rejected")
         for substitution, model in quantised_groups(graphs[key[0]], key[1])
     ]
-    _run(retyped, lab, complete=False)
+    _run(retyped, lab)
     inside = []
     for subject, key in tried:
-        helped = _first_that_helps(subject) if key in holders and not subject.around.get(key) else None
-        if helped is not None and not any(subgraphs_of(helped.variant.node)):
-            parts = () if helped.factor == AS_IS else helped.parts
-            words, model = holder_models(helped.variant, holders[key], unchanged=not parts)
-            inside.append(around(subject, key, model, words, factors=parts))
-    _run(inside, lab, complete=False)
-
-
-def _first_that_helps(subject: Subject) -> Variation | None:
-    """The first change with which the provider supports the node, also none; None if there is no such change."""
-    trial = next((trial for trial in subject.variants if helps(trial) and trial.factor != OPTION), None)
-    if trial is None or trial.factor == AS_IS:
-        return None if trial is None else unchanged(subject.variant)
-    tried = combine_factors(subject.variant) if trial.factor == COMBINED else single_changes(subject.variant)
-    return next((each for each in tried if (each.factor, each.change) == (trial.factor, trial.change)), None)
+        if key in holders and subject.helped is not None and not subject.around.get(key):
+            trial, variant = subject.helped
+            if not any(subgraphs_of(variant.node)):
+                parts = () if trial.factor == AS_IS else trial.parts
+                words, model = holder_models(variant, holders[key], unchanged=not parts)
+                inside.append(around(subject, key, model, words, factors=parts))
+    _run(inside, lab)
 
 
 def timeout_note(trials: Sequence[ProbeRun]) -> str:
@@ -204,45 +184,33 @@ def _open(subjects: Sequence[Subject]) -> list[Subject]:
     return [subject for subject in subjects if subject.is_unresolved]
 
 
-def _experiment(subject: Subject, variation: Variation, lab: Lab) -> Experiment:
+def _experiment(subject: Subject, trial: ProbeRun, variant: Variant, lab: Lab) -> Experiment:
     """The experiment on a variation. A changed node is also run, because a provider may be assigned an invalid node."""
-    model = variant_model(variation.variant, auxiliary=lab.compiles)
-    trial = ProbeRun(
-        variation.factor,
-        variation.change,
-        "invalid",
-        "",
-        factors=variation.factors,
-        substitution=variation.substitution,
-        removes=variation.removes,
-        neg_added=len(model.graph.node) > 1,
-    )
-    if variation.factor != AS_IS:
-        model = to_run(model, variation.variant)
-    return Experiment(subject, model, trial)
+    model = variant_model(variant, auxiliary=lab.compiles)
+    trial = replace(trial, neg_added=len(model.graph.node) > 1)
+    return Experiment(subject, model if trial.factor == AS_IS else to_run(model, variant), trial, variant)
 
 
 def _other_nodes(subject: Subject, lab: Lab) -> list[Experiment]:
     """The experiments with other nodes of the operator."""
-    failed = subject.variants[0].outcome in FAILED
-    found = other_nodes(subject.variant, failed=failed, compiles=lab.compiles)
+    found = other_nodes(subject.variant, failed=subject.outcome in FAILED, compiles=lab.compiles)
     return [Experiment(subject, model, trial) for model, trial in found]
 
 
 def _run(
-    experiments: Sequence[Experiment], lab: Lab, *, complete: bool = True, setting: Setting | None = None
+    experiments: Sequence[Experiment], lab: Lab, setting: Setting | None = None
 ) -> list[tuple[Experiment, ProbeRun]]:
     """Run experiments and add their trials to the subjects.
 
-    A compiling provider is slow, so a complete round ends for a subject after the position at which it is supported.
+    A subject without an answer is marked as not fully probed, unless the experiment is with neighbours or a setting. A
+    compiling provider is slow, so such a round ends for a subject after the position at which it is supported.
 
     Args:
         experiments: The experiments, each without an outcome.
         lab: Runs them.
-        complete: Whether a subject with a missing answer is marked as not fully probed.
-        setting: Another value of a provider option; the round is then not complete.
+        setting: Another value of a provider option.
     """
-    complete = complete and setting is None
+    complete = setting is None and all(each.node is None for each in experiments)
     one_by_one = complete and lab.compiles
     found: list[tuple[Experiment, ProbeRun]] = []
     last: dict[int, int] = {}
@@ -251,21 +219,23 @@ def _run(
         models = [each.model for each in left]
         answers = lab.try_all(models) if setting is None or not models else lab.try_with(*setting, models)
         for each, answer in zip(left, answers, strict=True):
-            if answer is not None:
-                trial = replace(
-                    each.trial if setting is None else _with_option(each.trial, setting, lab),
-                    outcome=answer.outcome,
-                    message=answer.message,
-                    cached=answer.cached,
-                    function_inlined=answer.function_inlined,
-                )
-                around = each.subject.around
-                (each.subject.variants if each.node is None else around.setdefault(each.node, [])).append(trial)
-                found.append((each, trial))
-                if one_by_one and answer.is_supported:
-                    last[id(each.subject)] = min(each.position, last.get(id(each.subject), each.position))
-            elif complete:
-                each.subject.missing_probes = lab.unusable or BUDGET
+            subject = each.subject
+            if answer is None:
+                subject.missing_probes = (lab.unusable or BUDGET) if complete else subject.missing_probes
+                continue
+            trial = replace(
+                each.trial if setting is None else _with_option(each.trial, setting, lab),
+                outcome=answer.outcome,
+                message=answer.message,
+                cached=answer.cached,
+                function_inlined=answer.function_inlined,
+            )
+            (subject.variants if each.node is None else subject.around.setdefault(each.node, [])).append(trial)
+            found.append((each, trial))
+            if one_by_one and answer.is_supported:
+                last[id(subject)] = min(each.position, last.get(id(subject), each.position))
+            if each.variant is not None and setting is None and helps(trial) and subject.helped is None:
+                subject.helped = trial, each.variant
     return found
 
 
@@ -293,7 +263,7 @@ def _settings(subjects: Sequence[Subject], lab: Lab) -> Iterator[tuple[Setting, 
     given = given_options(lab)
     if given and len(_open(subjects)) == len(subjects) and not _supports_anything(lab):
         for option in given:
-            left = [subject for subject in _open(subjects) if subject.variants[0].outcome == "rejected"]
+            left = [subject for subject in _open(subjects) if subject.outcome == "rejected"]
             yield (option.name, option.default), left
 
 
@@ -312,38 +282,17 @@ def _supports_anything(lab: Lab) -> bool:
     import onnx
 
     proto = onnx.ModelProto.FromString(PROBE_MODEL)
-    variant = node_variant(cut_proto(proto, Path(), {}), proto.graph.node[0].name)
-    (answer,) = lab.try_all([variant_model(variant, auxiliary=lab.compiles)])
+    (answer,) = lab.try_nodes([(cut_proto(proto, Path(), {}), proto.graph.node[0].name)])
     return answer is None or answer.outcome == "supported"
 
 
-def _with_changes(
-    option: Option, subjects: Sequence[tuple[Subject, Sequence[Experiment]]], lab: Lab
-) -> list[Experiment]:
-    """Experiments with single changes and other nodes, for open subjects for which an option may matter."""
-    work: list[Experiment] = []
-    for subject, forms in subjects:
-        if subject.is_unresolved and _may_matter(option, subject.variant, lab):
-            varied = [each for each in single_changes(subject.variant) if _may_matter(option, each.variant, lab)]
-            subject.omitted += max(len(varied) - MOST_WITH_OPTION, 0)
-            work += [_experiment(subject, each, lab) for each in varied[:MOST_WITH_OPTION]]
-            work += forms[:MOST_FORMS_WITH_OPTION]
-    return work
-
-
 def _with_option(trial: ProbeRun, setting: Setting, lab: Lab) -> ProbeRun:
-    """A trial with an additional change of a provider option."""
+    """A trial with another value of a provider option."""
     (name, after), run = setting, lab.resolution
     default = next((option.default for option in run.provider.options if option.name == name), "")
     before = run.options.get(name, default)
     option = Substitution(f"{run.provider.name}.{name}={after}", f"{run.provider.name}.{name}={before}")
-    if trial.factor in (AS_IS, NEIGHBOURS):
-        return ProbeRun(OPTION, option.after, "invalid", "", substitution=option, neg_added=trial.neg_added)
-    if trial.factor == OTHER_FORM:
-        change = "; ".join(part for part in (trial.change, option.after) if part)
-        return replace(trial, change=change, factors=(*trial.factors, OPTION))
-    parts = (OPTION, *(trial.factors or (trial.factor,)))
-    return ProbeRun(COMBINED, f"{option} and {trial.change}", "invalid", "", factors=parts, neg_added=trial.neg_added)
+    return ProbeRun(OPTION, option.after, "invalid", "", substitution=option, neg_added=trial.neg_added)
 
 
 def _may_matter(option: Option, variant: Variant, lab: Lab) -> bool:

@@ -6,17 +6,29 @@ A generator yields the changes of one factor, most likely supported first.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from partita.observations.facts import AS_IS, COMBINED, Substitution
+from partita.observations.facts import COMBINED, OTHER_FORM, ProbeRun, Substitution
 from partita.observations.text_format import listing
-from partita.runtime.lab.change import Change, fixed_feed, operator_of, vary
-from partita.runtime.lab.forms import forms
-from partita.runtime.lab.node_factors import other_attributes, other_types
-from partita.runtime.lab.schema import OLDEST_OPSET, Operator, element_in, history
-from partita.runtime.lab.variant import ExperimentInput, Variant, variant_model, zeros
+from partita.runtime.lab.change import (
+    Variation,
+    at_opset,
+    described,
+    fixed_feed,
+    other_attributes,
+    other_types,
+    with_constants,
+    with_feeds,
+    with_input,
+    with_sizes,
+    without,
+)
+from partita.runtime.lab.forms import Form, assignments, forms, plainest_forms
+from partita.runtime.lab.schema import OLDEST_OPSET, Operator, element_in, history, types_of
+from partita.runtime.lab.variant import NODE, Variant, add_detached, fingerprint, variant_model, zeros
+from partita.runtime.place.model_file import subgraphs_of
 from partita.runtime.place.tensor_types import (
     element_of,
     is_fixed,
@@ -38,110 +50,87 @@ USUAL_RANK = 4
 MOST_VERSIONS = 6
 
 
-@dataclass(frozen=True, slots=True)
-class Variation:
-    """A changed node."""
-
-    factor: str
-    change: str
-    """The change in words."""
-    variant: Variant
-    factors: tuple[str, ...] = ()
-    """The factors, if it counts as several changes."""
-    substitution: Substitution | None = None
-    removes: bool = False
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """The factors of all its changes."""
-        return self.factors or (self.factor,)
-
-
-def unchanged(variant: Variant) -> Variation:
-    """The unchanged node."""
-    return Variation(AS_IS, "", variant)
-
-
 def single_changes(variant: Variant) -> tuple[Variation, ...]:
     """Variations of one factor, in the order of the factors."""
     return tuple(variation for factor in FACTORS for variation in variations(variant, factor))
 
 
 def variations(variant: Variant, factor: str) -> Iterator[Variation]:
-    """The possible variations of one factor; a variation equal to the node is left out."""
-    for change in FACTORS[factor](variant):
-        changed = vary(variant, change)
-        if changed is not None and changed != variant:
-            yield Variation(factor, str(change), changed, change.factors, change.substitution, change.removes)
+    """The possible variations of one factor; a variation equal to the node, or without outputs, is left out."""
+    for trial, changed in FACTORS[factor](variant):
+        if changed.node.output and changed != variant:
+            yield replace(trial, factor=factor), changed
 
 
 def combine_factors(variant: Variant) -> tuple[Variation, ...]:
     """Variations of two factors: versions without a part that they do not define, then shape, type and opset."""
-    versions = {each.change for each in variations(variant, "opset")}
-    removals = [each for factor in ("attribute", "input") for each in variations(variant, factor) if each.removes]
+    versions = {trial.change for trial, _ in variations(variant, "opset")}
+    removals = [each for factor in ("attribute", "input") for each in variations(variant, factor) if each[0].removes]
     found = [
-        _pair(version, removal, version.variant)
-        for removal in removals
-        for version in variations(removal.variant, "opset")
+        _pair(version, removal, changed)
+        for removal, removed in removals
+        for version, changed in variations(removed, "opset")
         if version.change not in versions
     ]
     static, types = list(variations(variant, "static_shape"))[-1:], list(variations(variant, "type"))
     for factor, others in (("type", static), ("opset", [*static, *types])):
-        found += [_pair(each, last, last.variant) for each in others for last in variations(each.variant, factor)]
+        found += [_pair(one, two, both) for one, first in others for two, both in variations(first, factor)]
     return tuple(found)
 
 
-def _pair(one: Variation, other: Variation, variant: Variant) -> Variation:
+def _pair(one: ProbeRun, two: ProbeRun, variant: Variant) -> Variation:
     """Two changes as one variation."""
-    return Variation(COMBINED, f"{one.change} and {other.change}", variant, (*one.parts, *other.parts))
+    words, parts = f"{one.change} and {two.change}", (*one.parts, *two.parts)
+    return ProbeRun(COMBINED, words, "invalid", "", factors=parts), variant
 
 
 # --- sizes -----------------------------------------------------------------------------------------------------------
 
 
-def known_ranks(variant: Variant) -> Iterator[Change]:
+def known_ranks(variant: Variant) -> Iterator[Variation]:
     """The rank of the run for every input without a rank in the file."""
     open_feeds = [feed for feed in variant.feeds if feed.constant is None and rank_of(feed.kind) is None]
-    ranks = {feed.name: rank for feed in open_feeds if (rank := rank_of(feed.fixed)) is not None}
-    if ranks:
-        yield Change(substitution=Substitution("a known rank", "an unknown rank"), ranks=ranks)
+    sizes = {feed.name: [None] * rank for feed in open_feeds if (rank := rank_of(feed.fixed)) is not None}
+    if sizes:
+        yield described(Substitution("a known rank", "an unknown rank"), with_sizes(variant, sizes))
 
 
-def static_shapes(variant: Variant) -> Iterator[Change]:
+def static_shapes(variant: Variant) -> Iterator[Variation]:
     """All sizes as in the run; then, if some are 0 or unknown, with 1 instead."""
     if all(feed.folded is None and is_fixed(feed.kind) for feed in variant.feeds):
         return
-    yield Change("all sizes fixed", fixed=True)
-    fixed = map(fixed_feed, variant.feeds)
-    open_feeds = [feed for feed in fixed if feed.constant is None and 0 in (sizes_of(feed.kind) or (0,))]
+    fixed = with_feeds(variant, fixed_feed)
+    yield described("all sizes fixed", fixed)
+    open_feeds = [feed for feed in fixed.feeds if feed.constant is None and 0 in (sizes_of(feed.kind) or (0,))]
     others = {feed.name: sizes for feed in open_feeds if (sizes := padded_sizes(feed.kind))}
     if others:
-        yield Change("all sizes fixed, to 1 where the run has 0 or none", fixed=True, sizes=others)
+        yield described("all sizes fixed, to 1 where the run has 0 or none", with_sizes(fixed, others))
 
 
-def declared_outputs(variant: Variant) -> Iterator[Change]:
+def declared_outputs(variant: Variant) -> Iterator[Variation]:
     """Sizes of the run for all outputs whose sizes cannot be inferred; symbolic inputs are fixed as well."""
-    fixed = vary(variant, Change(fixed=True)) or variant
-    wanted = variant.output_types.keys() - variant.declared.keys()
-    known = tensor_types(variant_model(fixed)) if wanted else {}
-    open_outputs = [name for name in variant.output_types if name in wanted and not is_fixed(known.get(name))]
-    sizes = {name: padded_sizes(variant.output_types[name]) for name in open_outputs}
+    fixed = with_feeds(variant, fixed_feed)
+    missing = {name: kind for name, kind in variant.output_types.items() if name not in variant.declared}
+    known = tensor_types(variant_model(fixed)) if missing else {}
+    sizes = {name: padded_sizes(kind) for name, kind in missing.items() if not is_fixed(known.get(name))}
     if not sizes:
         return
+    kinds = {name: tensor_type(missing[name].tensor_type.elem_type, each) for name, each in sizes.items()}
     written = listing([f"[{','.join(map(str, each))}]" for each in sizes.values()])
-    change = Change(f"the declared output sizes {written}", declared=sizes)
-    if fixed != variant:
-        both = ("static_shape", "output_shape")
-        change = replace(change, words=f"all sizes fixed and {change.words}", fixed=True, factors=both)
-    yield change
+    change = f"the declared output sizes {written}"
+    declared = replace(fixed, declared={**variant.declared, **kinds})
+    if fixed == variant:
+        yield described(change, declared)
+    else:
+        yield described(f"all sizes fixed and {change}", declared, factors=("static_shape", "output_shape"))
 
 
 # --- opsets ----------------------------------------------------------------------------------------------------------
 
 
-def other_versions(variant: Variant) -> Iterator[Change]:
+def other_versions(variant: Variant) -> Iterator[Variation]:
     """Older and newer versions of the operator."""
-    node, current = variant.node, operator_of(variant)
+    node, current = variant.node, variant.operator
     if node.domain or current is None:
         return
     others = [
@@ -152,73 +141,53 @@ def other_versions(variant: Variant) -> Iterator[Change]:
     older = [operator for operator in others if operator.since < current.since][::-1]
     newer = [operator for operator in others if operator.since > current.since]
     for operator in islice((*older, *newer), MOST_VERSIONS):
-        substitution = Substitution(f"{node.op_type} of opset {operator.since}", str(current.since))
-        yield Change(substitution=substitution, opset=max(operator.since, OLDEST_OPSET))
+        changed = at_opset(variant, max(operator.since, OLDEST_OPSET))
+        if changed is not None:
+            yield described(Substitution(f"{node.op_type} of opset {operator.since}", str(current.since)), changed)
 
 
 # --- inputs and outputs ----------------------------------------------------------------------------------------------
 
 
-def other_inputs(variant: Variant) -> Iterator[Change]:
+def other_inputs(variant: Variant) -> Iterator[Variation]:
     """Each optional input or output omitted or added, each input as a constant, and other ranks."""
-    operator, node = operator_of(variant), variant.node
+    operator, node = variant.operator, variant.node
     for position, name in enumerate(node.input):
         slot = operator.input(position) if operator is not None else None
         if name and slot is not None and slot.optional:
-            yield Change(f"the optional input {slot.name}", removes=True, omitted_inputs=frozenset({position}))
+            yield described(f"the optional input {slot.name}", without(variant, inputs=[position]), removes=True)
     for position, slot in operator.optional_outputs(node).items() if operator is not None else ():
-        yield Change(f"the optional output {slot.name}", removes=True, omitted_outputs=frozenset({position}))
+        yield described(f"the optional output {slot.name}", without(variant, outputs=[position]), removes=True)
     yield from _added_inputs(variant, operator)
     yield from _constants(variant, operator)
     yield from _other_ranks(variant)
     sizes = {feed.name: sizes_of(feed.kind) for feed in variant.feeds if feed.constant is None}
     empty = {name: tuple(size or 1 for size in known) for name, known in sizes.items() if known and 0 in known}
     if empty:  # some providers support no empty tensors
-        yield Change(substitution=Substitution("1", "a size of 0"), sizes=empty)
+        yield described(Substitution("1", "a size of 0"), with_sizes(variant, empty))
 
 
-def _constants(variant: Variant, operator: Operator | None) -> Iterator[Change]:
+def _constants(variant: Variant, operator: Operator | None) -> Iterator[Variation]:
     """Each input as a constant, and all but the first together: values of the run if known, else zeros, then ones."""
-
-    def name_of(position: int) -> str:
+    feeds = {feed.name: feed for feed in variant.feeds if feed.constant is None}
+    called: dict[str, str] = {}
+    for position, name in enumerate(variant.node.input):
         slot = operator.input(position) if operator is not None else None
-        return f"input {slot.name if slot is not None else position}"
-
-    open_feeds = [feed for feed in variant.feeds if feed.constant is None]
-    known = {feed.name: feed for feed in open_feeds if is_fixed(feed.run_kind)}
-    names = {name: name_of(position) for position, name in reversed(list(enumerate(variant.node.input)))}
-    first = variant.node.input[0] if variant.node.input else ""
-    fed = {name: names[name] for name in variant.node.input[1:] if name in known}
+        if name in feeds and is_fixed(feeds[name].run_kind):
+            called.setdefault(name, f"input {slot.name if slot is not None else position}")
+    later = [name for name in dict.fromkeys(variant.node.input[1:]) if name in called]
     # The first input, e.g. a lookup table, but not if it is the only one.
-    every = {**fed, first: names[first]} if first in known and len(open_feeds) > 1 else fed
-    for name, called in every.items():
-        default = ", and no default of a graph input" if known[name].run_value is not None else ""
-        yield Change(f"{called} as a constant{default}", constants={name: None})
-        if (value := _ones(variant, name)) is not None:
-            yield Change(f"{called} as a constant of ones", constants={name: value})
-    if len(fed) > 1:
-        yield Change(f"{listing(fed.values())} as constants", constants=dict.fromkeys(fed))
-        values = {name: _ones(variant, name) for name in fed}
-        if any(value is not None for value in values.values()):
-            yield Change(f"{listing(fed.values())} as constants of ones", constants=values)
+    first = [name for name in variant.node.input[:1] if name in called and len(feeds) > 1]
+    for chosen in (*([name] for name in dict.fromkeys((*later, *first))), *([later] if len(later) > 1 else [])):
+        zero, one = (with_constants(variant, chosen, ones=ones) for ones in (False, True))
+        text = f"{listing([called[name] for name in chosen])} as {'a constant' if len(chosen) == 1 else 'constants'}"
+        default = ", and no default of a graph input" if len(chosen) == 1 and feeds[chosen[0]].run_value else ""
+        yield described(f"{text}{default}", zero)
+        if one != zero:
+            yield described(f"{text} of ones", one)
 
 
-def _ones(variant: Variant, name: str) -> onnx.TensorProto | None:
-    """A constant of ones for a small integer input with unknown values; None for others."""
-    import numpy as np
-    import onnx
-
-    feed = variant.feed(name)
-    if feed is None or feed.run_value is not None or feed.folded is not None:
-        return None
-    sizes, element = sizes_of(feed.run_kind), element_of(feed.run_kind)
-    if sizes is None or element is None or len(sizes) > 1:
-        return None
-    dtype = onnx.helper.tensor_dtype_to_np_dtype(element)
-    return onnx.numpy_helper.from_array(np.ones(sizes, dtype), name) if np.issubdtype(dtype, np.integer) else None
-
-
-def _other_ranks(variant: Variant) -> Iterator[Change]:
+def _other_ranks(variant: Variant) -> Iterator[Variation]:
     """Inputs of one shape with fewer or more dimensions, because some providers support only some ranks."""
     shapes = {feed.name: sizes_of(feed.fixed) for feed in variant.feeds if feed.constant is None}
     known = {sizes for sizes in shapes.values() if sizes is not None}
@@ -231,18 +200,17 @@ def _other_ranks(variant: Variant) -> Iterator[Change]:
         if len(sizes) != rank:
             other = sizes[-rank:] if len(sizes) > rank else (1,) * (rank - len(sizes)) + sizes
             changed = {name: other for name, own in shapes.items() if own == sizes}
-            yield Change(substitution=Substitution(f"{rank} dimensions", str(len(sizes))), sizes=changed)
+            yield described(Substitution(f"{rank} dimensions", str(len(sizes))), with_sizes(variant, changed))
 
 
-def _added_inputs(variant: Variant, operator: Operator | None) -> Iterator[Change]:
+def _added_inputs(variant: Variant, operator: Operator | None) -> Iterator[Variation]:
     """Each optional input that the node lacks, as a constant."""
     for position, slot in enumerate(operator.inputs if operator is not None else ()):
         absent = position >= len(variant.node.input) or not variant.node.input[position]
         if operator is not None and slot.optional and absent:
             value = _absent_input(variant, operator, position)
             if value is not None:
-                feed = ExperimentInput(value.name, tensor_type(value.data_type, value.dims), value)
-                yield Change(f"the optional input {slot.name}", added={position: feed})
+                yield described(f"the optional input {slot.name}", with_input(variant, position, value))
 
 
 def _absent_input(variant: Variant, operator: Operator, position: int) -> onnx.TensorProto | None:
@@ -273,7 +241,7 @@ def _absent_input(variant: Variant, operator: Operator, position: int) -> onnx.T
     return onnx.numpy_helper.from_array(axes, f"added{position}") if rank else None
 
 
-Generator = Callable[[Variant], Iterator[Change]]
+Generator = Callable[[Variant], Iterator[Variation]]
 FACTORS: Mapping[str, Generator] = {
     "rank": known_ranks,
     "static_shape": static_shapes,
@@ -284,3 +252,93 @@ FACTORS: Mapping[str, Generator] = {
     "input": other_inputs,
 }
 """The generator of every factor, in the order of testing."""
+
+
+# --- other nodes of the operator ---
+
+MOST_TYPES = 10
+"""Maximum number of other types for the plainest form of an operator."""
+MOST_COMPILED = 6
+"""Maximum number of other nodes of the operator on a compiling provider."""
+MOST_NAMED = 3
+TENSORS = frozenset({"tensor_type"})
+USUAL = frozenset({"tensor(float)", "tensor(float16)", "tensor(int32)", "tensor(int64)", "tensor(uint8)"})
+
+
+def other_nodes(variant: Variant, *, failed: bool, compiles: bool) -> Iterator[tuple[onnx.ModelProto, ProbeRun]]:
+    """Models with other nodes of the operator, in the node's version, and their trials without an outcome.
+
+    Nodes in the types of this node come first. `failed`: the provider fails on this node. `compiles`: see `Lab`.
+    """
+    if failed and any(True for _ in subgraphs_of(variant.node)):
+        return  # the provider fails on the subgraphs, which other nodes of the operator do not have
+    operator = variant.operator
+    if operator is None:
+        return
+    node, plain = variant.node, variant_model(variant)
+    kinds = {**tensor_types(plain), **{feed.name: feed.kind for feed in variant.feeds}}
+    own = types_of(node, operator, kinds)
+    slots = [operator.input(index) for index, name in enumerate(node.input) if name]
+    slots += [operator.output(index) for index, name in enumerate(node.output) if name]
+    bound = {slot.variable for slot in slots if slot is not None and len(slot.types) > 1}
+    known = {fingerprint(model) for model in (plain, variant_model(variant, auxiliary=True))}
+    values = _value_kinds(plain, node.name)
+    found: list[tuple[onnx.ModelProto, ProbeRun]] = []
+    for form in _typed_forms(operator, own):
+        model = variant_model(form.build(), auxiliary=compiles)
+        if compiles and len(model.graph.node) == 1:
+            add_detached(model.graph)
+        if (key := fingerprint(model)) not in known:
+            known.add(key)
+            other = next(each for each in model.graph.node if each.name == NODE)
+            types = dict(form.types) | types_of(other, operator, tensor_types(model))
+            # A subgraph is written for types that no type variable shows: only kinds other than tensors can be equal.
+            if form.node:
+                same = values > TENSORS and _value_kinds(model, NODE) == values
+            else:  # an unknown type is not equal
+                same = all(own.get(name) == kind for name, kind in types.items() if name in bound)
+            change, factors = _form_text(form, types, node), () if same else ("type",)
+            neg_added = len(model.graph.node) > 1
+            trial = ProbeRun(OTHER_FORM, change, "invalid", "", factors=factors, neg_added=neg_added)
+            found.append((model, trial))
+    if compiles:
+        found = sorted(found[:MOST_COMPILED], key=lambda each: bool(each[1].factors))
+    # After a failure only the node's own types are conclusive.
+    yield from ((model, trial) for model, trial in found if not trial.factors or not (failed and compiles))
+
+
+def _value_kinds(model: onnx.ModelProto, name: str) -> frozenset[str]:
+    """Kinds of the values that a node reads and writes, as ONNX names them: `tensor_type`, `sequence_type`."""
+    types = tensor_types(model)
+    node = next(node for node in model.graph.node if node.name == name)
+    found = (types[each].WhichOneof("value") for each in (*node.input, *node.output) if each in types)
+    return frozenset(filter(None, found))
+
+
+def _typed_forms(operator: Operator, own: dict[str, str]) -> Iterator[Form]:
+    """Forms in the node's types, then in their examples' types, then the plainest form in other types."""
+    listed = plainest_forms(operator)
+    for form in listed:
+        some = {} if form.node else dict(next(iter(assignments(form)[0]), ())) | dict(form.types)
+        yield replace(form, types=tuple((name, own.get(name, kind)) for name, kind in some.items())) if some else form
+    yield from listed
+    for form in listed[:1]:
+        usual = (types for types in assignments(form)[0] if all(kind in USUAL for _, kind in types))
+        yield from (replace(form, types=types) for types in islice(usual, MOST_TYPES))
+
+
+def _form_text(form: Form, types: dict[str, str], node: onnx.NodeProto) -> str:
+    """`T1 float32, T2 int64; with bias; mode=cubic`: types, optional inputs that only one of the form and the node has,
+    then differences from the plainest form.
+    """
+    named = {name: element.name if (element := element_in(kind)) is not None else kind for name, kind in types.items()}
+    kinds = ", ".join(f"{name} {kind}" for name, kind in named.items() if "(" not in name)
+    own = form.note or ", ".join(sorted(form.factors - plainest_forms(form.operator)[0].factors)[:MOST_NAMED])
+    here = {position for position, name in enumerate(node.input) if name}
+    there = {position for position, port in enumerate(form.inputs) if port is not None}
+    both = [
+        f"{word} {', '.join(form.name_of(position) for position in sorted(positions))}"
+        for word, positions in (("with", there - here), ("without", here - there))
+        if positions and not form.operator.inputs[-1].variadic
+    ]
+    return "; ".join(part for part in (kinds, *both, own) if part)

@@ -9,13 +9,14 @@ import base64
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from partita import dtypes
 from partita.runtime.lab.schema import OUTPUT_TYPES, Operator, Port, Slot, element_in, examples, history, parse_type
-from partita.runtime.lab.variant import NODE, ExperimentInput, Variant
+from partita.runtime.lab.variant import NODE, ExperimentInput, Variant, zeros
 
 if TYPE_CHECKING:
     import onnx
@@ -29,19 +30,25 @@ SIDE_RANK = 1
 """Later inputs up to this rank are constants, as exporters write them: shapes, axes, scales."""
 
 
-@dataclass(frozen=True, slots=True)
+Types = tuple[tuple[str, str], ...]
+"""(type variable, type), inputs first."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Form:
-    """A node of one version of an operator, without types."""
+    """A node of one version of an operator, with a type for each type variable."""
 
     operator: Operator
     inputs: tuple[Port | None, ...]
     outputs: tuple[bool, ...]
     attributes: Mapping[str, Any]
     node: str
-    constant: frozenset[int]
-    """Names of constant inputs."""
+    """A serialised node in place of `attributes`, in base64: its subgraphs are written for its types."""
+    types: Types = ()
+    constant: frozenset[int] = frozenset()
+    """Positions of constant inputs."""
     kind: str = "form"
-    """form, constants or rank: the property that it tests."""
+    """form, constants, rank or types: the property that it tests."""
     note: str = ""
     """Description of the change, e.g. `rank 5`, `axes not constant`."""
 
@@ -78,6 +85,30 @@ class Form:
             return str(index)
         return f"{slot.name}{index}" if slot.variadic else slot.name
 
+    def build(self) -> Variant:
+        """The node with its inputs as a variant."""
+        import onnx
+
+        operator, types = self.operator, dict(self.types)
+        node = onnx.NodeProto(name=NODE, op_type=operator.name, domain=operator.domain)
+        node.input.extend("" if port is None else f"i{index}" for index, port in enumerate(self.inputs))
+        node.output.extend(f"o{index}" if there else "" for index, there in enumerate(self.outputs))
+        feeds = []
+        for index, slot, port in self.present:
+            kind, name = types.get(slot.variable, port.kind), f"i{index}"
+            element = element_in(kind) if index in self.constant else None
+            value = _tensor(name, element, port.shape, port.values) if element is not None else None
+            feeds.append(ExperimentInput(name, parse_type(kind, port.shape), value))
+        if self.node:
+            whole = onnx.NodeProto.FromString(base64.b64decode(self.node))
+            node.attribute.extend(entry for entry in whole.attribute if entry.name in operator.attributes)
+        else:
+            node.attribute.extend(_attributes(self, types))
+        element = element_in(types.get(self.output_variable, "")) if "o0" in node.output else None
+        declared = {} if element is None else {"o0": onnx.helper.make_tensor_type_proto(element.number, None)}
+        opsets = {"": operator.opset} if operator.domain == "" else {"": ONNX_OPSET, operator.domain: operator.since}
+        return Variant(node, tuple(feeds), opsets, ir_version(opsets[""]), declared=declared)
+
 
 def forms(operator: Operator) -> tuple[Form, ...]:
     """Every form of a version, the plainest first; empty if the operator has no example.
@@ -90,6 +121,16 @@ def forms(operator: Operator) -> tuple[Form, ...]:
     if not chosen:
         chosen = [form for example in listed for form in _adapt_example(operator, example)][:OLDER_FORMS]
     return (chosen[0], *constants(chosen[0]), *chosen[1:]) if chosen else ()
+
+
+def distinct(found: Iterable[Form]) -> list[Form]:
+    """Forms of one version, without those that differ only in sizes."""
+
+    def key(form: Form) -> str:
+        ports = [None if port is None else (len(port.shape), port.values) for port in form.inputs]
+        return str((ports, form.outputs, sorted(form.attributes.items()), form.node, form.constant, form.types))
+
+    return list({key(form): form for form in found}.values())
 
 
 def ranks(base: Form) -> Iterator[Form]:
@@ -146,8 +187,8 @@ def _adapt_example(operator: Operator, example: Mapping[str, Any]) -> Iterator[F
         return
     if not (operator.outputs and operator.outputs[-1].variadic):
         outputs = outputs[: len(operator.outputs)]
-    form = Form(operator, tuple(inputs), outputs, attributes, node, frozenset())
-    yield replace(form, constant=frozenset(_side_inputs(form)))
+    form = Form(operator, tuple(inputs), outputs, attributes, node)
+    yield replace(form, types=_example_types(form), constant=frozenset(_side_inputs(form)))
 
 
 def _side_inputs(form: Form) -> Iterator[int]:
@@ -205,63 +246,15 @@ def value_text(value: Any) -> str:
 
 # --- types -----------------------------------------------------------------------------------------------------------
 
-Types = tuple[tuple[str, str], ...]
-"""(type variable, type), inputs first."""
 MOST_PAIRS, MOST_TRIPLES = 640, 128
 """Maximum number of type assignments for a complete test: with one or two type variables, and with more."""
 ONNX_OPSET, IR_VERSION = 17, 8
 """IR version of a model with an operator of another domain; existing files are that old."""
 
 
-@dataclass(frozen=True, slots=True)
-class TypedForm:
-    """A form with a type for each type variable. `kind`: types, form, constants or rank."""
-
-    form: Form
-    types: Types
-    kind: str
-
-    @property
-    def key(self) -> tuple[object, ...]:
-        """Equal for typed forms with the same outcome."""
-        form, operator = self.form, self.form.operator
-        ports = tuple(None if port is None else (len(port.shape), port.values) for port in form.inputs)
-        attributes = str(sorted(form.attributes.items(), key=str))
-        return (operator, attributes, ports, form.constant, form.outputs, form.node, self.types, self.kind)
-
-    def build(self) -> Variant:
-        """The node with its inputs as a variant."""
-        import onnx
-
-        form, operator, types = self.form, self.form.operator, dict(self.types)
-        node = onnx.NodeProto(name=NODE, op_type=operator.name, domain=operator.domain)
-        node.input.extend("" if port is None else f"i{index}" for index, port in enumerate(form.inputs))
-        node.output.extend(f"o{index}" if there else "" for index, there in enumerate(form.outputs))
-        feeds = []
-        for index, slot, port in form.present:
-            kind, name = types.get(slot.variable, port.kind), f"i{index}"
-            element = element_in(kind) if index in form.constant else None
-            value = _tensor(name, element, port.shape, port.values) if element is not None else None
-            feeds.append(ExperimentInput(name, parse_type(kind, port.shape), value))
-        if form.node:
-            whole = onnx.NodeProto.FromString(base64.b64decode(form.node))
-            node.attribute.extend(entry for entry in whole.attribute if entry.name in operator.attributes)
-        else:
-            node.attribute.extend(_attributes(form, types))
-        element = element_in(types.get(form.output_variable, "")) if "o0" in node.output else None
-        declared = {} if element is None else {"o0": onnx.helper.make_tensor_type_proto(element.number, None)}
-        opsets = {"": operator.opset} if operator.domain == "" else {"": ONNX_OPSET, operator.domain: operator.since}
-        return Variant(node, tuple(feeds), opsets, ir_version(opsets[""]), declared=declared)
-
-
 def ir_version(opset: int) -> int:
     """The lowest IR version that an opset needs."""
     return IR_VERSION if opset < 19 else 9 if opset < 21 else 10 if opset < 23 else 11 if opset < 25 else 12
-
-
-def as_example(form: Form) -> TypedForm:
-    """The form with its example's types."""
-    return TypedForm(form, _example_types(form), form.kind)
 
 
 @cache
@@ -365,19 +358,8 @@ def _tensor(
     """A tensor of any type; values that the type cannot hold become zeros."""
     import onnx
 
-    count = math.prod(shape)
-    if element.bits is None:
-        made = onnx.TensorProto(name=name, data_type=element.number, dims=list(shape))
-        texts = values if values is not None and all(isinstance(value, str) for value in values) else [""] * count
-        made.string_data.extend(str(text).encode() for text in texts)
-        return made
     if values is not None and element.kind != "complex":
-        try:
-            given: onnx.TensorProto = onnx.helper.make_tensor(name, element.number, list(shape), list(values))
-        except (ValueError, TypeError, OverflowError):
-            pass
-        else:
-            return given
-    return onnx.TensorProto(
-        name=name, data_type=element.number, dims=list(shape), raw_data=bytes(dtypes.size_bytes(element.name, shape))
-    )
+        with suppress(ValueError, TypeError, OverflowError):
+            made: onnx.TensorProto = onnx.helper.make_tensor(name, element.number, list(shape), list(values))
+            return made
+    return zeros(name, element.number, shape)

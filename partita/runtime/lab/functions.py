@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import TYPE_CHECKING
 
-from partita.runtime.lab.graph import CannotProbeError, Graph, constant_of, cut_proto
+from partita.runtime.lab.graph import CannotProbeError, Graph, cut_proto
 from partita.runtime.lab.schema import find_operator, plain_domain
 from partita.runtime.lab.variant import Variant, node_variant, part_model
 from partita.runtime.place.model_file import all_nodes
@@ -49,30 +48,28 @@ class Functions:
 
 def _unfold(graph: Graph, owner: str, *, deep: bool) -> Graph | None:
     """The expanded function of one node. `deep`: nested functions are expanded, too."""
+    import onnx
+    import onnx.inliner
+
     node = graph.nodes.get(owner)
-    opsets = {plain_domain(entry.domain): entry.version for entry in graph.proto.opset_import}
-    if node is None or not _has_function(node, opsets):
+    if node is None:
         return None
+    opsets = {plain_domain(entry.domain): entry.version for entry in graph.proto.opset_import}
     try:
         part = part_model(graph, [owner], fixed=False)
         _write_defaults(part.graph.node[0], opsets)
-        body = _inline(part, plain_domain(node.domain), node.op_type, deep=deep)
+        for tensor in part.graph.initializer:  # the function may depend on their types
+            part.graph.value_info.add(name=tensor.name, type=tensor_type(tensor.data_type, tensor.dims))
+        chosen = [] if deep else [(plain_domain(node.domain), node.op_type)]
+        body: onnx.ModelProto = onnx.inliner.inline_selected_functions(part, chosen, deep, True)
     except Exception:  # noqa: BLE001 - native code may raise any exception; other nodes can still be tested
         return None
+    if [each.op_type for each in body.graph.node] == [node.op_type]:
+        return None
+    for number, each in enumerate(all_nodes(body.graph)):
+        each.name = f"{node.op_type}/{number}"
     fixed = {port.name: sizes_of(graph.fixed.get(port.name)) for port in body.graph.input}
     return cut_proto(body, graph.folder, {name: sizes for name, sizes in fixed.items() if sizes is not None})
-
-
-def _has_function(node: onnx.NodeProto, opsets: dict[str, int]) -> bool:
-    """Whether the operator set defines the operator as a function."""
-    import onnx
-
-    domain = plain_domain(node.domain)
-    try:
-        schema = onnx.defs.get_schema(node.op_type, opsets.get(domain, 1), domain)
-    except onnx.defs.SchemaError:
-        return False
-    return any(getattr(schema, name, False) for name in ("has_function", "has_context_dependent_function"))
 
 
 def _write_defaults(node: onnx.NodeProto, opsets: dict[str, int]) -> None:
@@ -83,27 +80,3 @@ def _write_defaults(node: onnx.NodeProto, opsets: dict[str, int]) -> None:
     for name, entry in operator.attributes.items() if operator is not None else ():
         if entry.default and name not in given:
             node.attribute.add().ParseFromString(entry.default)
-
-
-def _inline(model: onnx.ModelProto, domain: str, op_type: str, *, deep: bool) -> onnx.ModelProto:
-    """The model of one node with its function inlined: nodes have names, and constants are initializers."""
-    import onnx
-    import onnx.inliner
-
-    for tensor in model.graph.initializer:  # the function may depend on their types
-        model.graph.value_info.add(name=tensor.name, type=tensor_type(tensor.data_type, tensor.dims))
-    chosen = [] if deep else [(domain, op_type)]
-    made: onnx.ModelProto = onnx.inliner.inline_selected_functions(model, chosen, deep, True)
-    nodes = list(made.graph.node)
-    del made.graph.node[:]
-    for number, node in enumerate(nodes):
-        value = constant_of(node)
-        if value is None:
-            node.name = f"{op_type}/{number}"
-            made.graph.node.add().CopyFrom(node)
-        else:
-            made.graph.initializer.add().CopyFrom(value)
-            made.graph.initializer[-1].name = node.output[0]
-    for number, inner in enumerate(islice(all_nodes(made.graph), len(made.graph.node), None)):
-        inner.name = inner.name or f"{op_type}/inside/{number}"
-    return made

@@ -13,7 +13,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from partita import dtypes
@@ -77,16 +76,15 @@ class Graph:
         What distinguishes calls of the function, and functions of the same name: `callers`, file nodes that may call
         it, and `made`, types of its outputs in the run.
         """
-        if not name.startswith(INLINED):
-            return ""
         plain = TOKEN.sub("", name)
         if plain not in self.inlined_nodes:  # renamed by ONNX Runtime with a suffix
-            plain = max(
-                (called for called in self.inlined_nodes if plain.startswith(f"{called}_")), key=len, default=""
-            )
-        same = self.inlined_nodes.get(plain, ())
-        same = tuple(own for own in same if self.calling_nodes.get(own) in callers) or same
-        return next((own for own in same if self.fits(self.nodes[own], made)), next(iter(same), ""))
+            prefixes = (called for called in self.inlined_nodes if plain.startswith(f"{called}_"))
+            plain = max(prefixes, key=len, default="")
+
+        def likeness(own: str) -> tuple[bool, bool]:
+            return self.calling_nodes.get(own) in callers, self.fits(self.nodes[own], made)
+
+        return max(self.inlined_nodes.get(plain, ()), key=likeness, default="")
 
     def fits(self, node: onnx.NodeProto, made: Sequence[str]) -> bool:
         """Whether a node's output types match the run, as far as both are known."""
@@ -95,19 +93,20 @@ class Graph:
             return False
         return all(_same_type(self.fixed.get(name), read_type(text)) for name, text in zip(outputs, made, strict=False))
 
-    def with_observed_types(
-        self, outputs: Mapping[str, Sequence[str]], callers: Mapping[str, Sequence[str]] = MappingProxyType({})
-    ) -> Graph:
+    def with_observed_types(self, outputs: Mapping[str, Sequence[str]], callers: Mapping[str, Sequence[str]]) -> Graph:
         """The graph with output types observed in a run, by node; their sizes are sizes of the run.
 
         `callers`: file nodes that may call an inlined function node, by ONNX Runtime's name for it.
         """
-        called = {
-            name: own
-            for name in {**outputs, **callers}
-            if (own := self._called(name, outputs.get(name, ()), callers.get(name, ())))
-        }
-        seen = dict(_observed_types(self, {called.get(name, name): texts for name, texts in outputs.items()}))
+        inlined = (name for name in {**outputs, **callers} if name.startswith(INLINED) and name not in self.nodes)
+        called = {name: self._called(name, outputs.get(name, ()), callers.get(name, ())) for name in inlined}
+        seen: dict[str, onnx.TypeProto] = {}
+        for name, texts in outputs.items():
+            node = self.nodes.get(called.get(name, name))
+            made = [output for output in node.output if output] if node is not None else []
+            if len(made) == len(texts):
+                kinds = zip(made, map(read_type, texts), strict=True)
+                seen |= {output: kind for output, kind in kinds if kind is not None}
         sizes = {name: kind for name, kind in seen.items() if not is_fixed(self.fixed.get(name))}
         return replace(self, types={**seen, **self.types}, fixed={**self.fixed, **sizes}, function_of=called)
 
@@ -124,13 +123,14 @@ def cut_proto(proto: onnx.ModelProto, folder: Path, sizes: Mapping[str, tuple[in
     proto, defaults = without_defaults(with_unique_names(unfolded))
     fixed = tensor_types(proto, sizes, by_runtime=True)
     ports = (*proto.graph.value_info, *proto.graph.output)
-    constants = {**known_values(proto, {}), **find_constants(proto)}  # ONNX Runtime folds known values, too
+    types = tensor_types(proto, by_runtime=True)
+    constants = {**known_values(proto, types), **find_constants(proto)}  # ONNX Runtime folds known values, too
     return Graph(
         proto=proto,
         folder=folder,
         nodes={node.name: node for node in all_nodes(proto.graph)},
         constants=constants,
-        types=tensor_types(proto, by_runtime=True),
+        types=types,
         fixed=fixed,
         folded=known_values(proto, fixed),
         input_defaults=defaults,
@@ -166,18 +166,6 @@ def _calling_nodes(proto: onnx.ModelProto, unfolded: onnx.ModelProto) -> dict[st
                     found[node.name] = call.name
                     open_tensors += (name for name in node.input if name not in outside)
     return found
-
-
-def _observed_types(graph: Graph, outputs: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, onnx.TypeProto]]:
-    """Types of tensors from observed outputs, written as float32[1,12]."""
-    for name, texts in outputs.items():
-        node = graph.nodes.get(name)
-        made = [output for output in node.output if output] if node is not None else []
-        if len(made) == len(texts):
-            for output, text in zip(made, texts, strict=True):
-                kind = read_type(text)
-                if kind is not None:
-                    yield output, kind
 
 
 def read_type(text: str) -> onnx.TypeProto | None:
@@ -278,9 +266,11 @@ MOST_ELEMENTS = 256
 """Maximum elements of a stored value."""
 MOST_MADE = 1 << 22
 """Maximum elements computed during evaluation."""
+SIZED_BY_VALUES = frozenset({"Expand", "Tile"})
+"""Operators whose output size depends on values."""
 SHAPE_ARITHMETIC = """
 Abs Add Cast Ceil Concat Div Equal Expand Floor Gather GatherElements GatherND Greater GreaterOrEqual Identity Less
-LessOrEqual Max Min Mod Mul Neg Not Range ReduceMax ReduceMin ReduceProd ReduceSum Reshape ScatterElements Shape Size
+LessOrEqual Max Min Mod Mul Neg Not ReduceMax ReduceMin ReduceProd ReduceSum Reshape ScatterElements Shape Size
 Slice Split Squeeze Sub Tile Unsqueeze Where
 """
 FOLDED = frozenset(SHAPE_ARITHMETIC.split())
@@ -347,10 +337,10 @@ def _dense_zeros(sparse: onnx.SparseTensorProto) -> onnx.TensorProto:
     )
 
 
-def known_values(proto: onnx.ModelProto, fixed: Mapping[str, onnx.TypeProto]) -> dict[str, onnx.TensorProto]:
-    """Small tensors of the main graph that depend only on sizes, without the file's constants.
+def known_values(proto: onnx.ModelProto, kinds: Mapping[str, onnx.TypeProto]) -> dict[str, onnx.TensorProto]:
+    """Small tensors of the main graph that depend only on constants and sizes, without the file's constants.
 
-    `fixed`: types with the sizes of the run; without any, only values that depend on constants alone are known.
+    `kinds`: types of tensors; sizes that they lack are unknown.
     """
     import onnx
 
@@ -360,17 +350,16 @@ def known_values(proto: onnx.ModelProto, fixed: Mapping[str, onnx.TypeProto]) ->
         if is_small(tensor) and tensor.data_type != onnx.TensorProto.STRING
     }
     given = frozenset(values)
+    opsets = {entry.domain: entry.version for entry in proto.opset_import}
     for node in proto.graph.node:
-        if node.domain:
-            continue
-        made = _evaluate(proto, node, values, fixed)
-        values.update(zip(node.output, made, strict=False))
+        if not node.domain:
+            values.update(zip(node.output, _evaluate(node, opsets, values, kinds), strict=False))
     kept = {name: value for name, value in values.items() if name and name not in given}
     return {name: onnx.numpy_helper.from_array(value, name) for name, value in kept.items()}
 
 
 def _evaluate(
-    proto: onnx.ModelProto, node: onnx.NodeProto, values: Mapping[str, Any], fixed: Mapping[str, onnx.TypeProto]
+    node: onnx.NodeProto, opsets: Mapping[str, int], values: Mapping[str, Any], kinds: Mapping[str, onnx.TypeProto]
 ) -> tuple[Any, ...]:
     """The outputs of a node if known, else empty."""
     import numpy as np
@@ -382,37 +371,22 @@ def _evaluate(
         small = is_small(constant) and constant.data_type != onnx.TensorProto.STRING
         return (onnx.numpy_helper.to_array(constant),) if small else ()
     known = {name: values[name] for name in node.input if name in values}
-    opsets = {entry.domain: entry.version for entry in proto.opset_import}
     try:
-        if node.op_type in ("Shape", "Size") and (sizes := sizes_of(fixed.get(node.input[0]))) is not None:
+        if node.op_type in ("Shape", "Size") and (sizes := sizes_of(kinds.get(node.input[0]))) is not None:
             known[node.input[0]] = np.broadcast_to(np.float32(0), sizes)
+        elif not _is_small_result(node, [*known.values()], kinds):
+            return ()
         if node.op_type not in FOLDED or any(name and name not in known for name in node.input):
             return ()
-        if _may_be_large(node, list(known.values())):
-            return ()
-        made = ReferenceEvaluator(node, opsets=opsets).run(None, known)
+        made = ReferenceEvaluator(node, opsets=dict(opsets)).run(None, known)
     except Exception:  # noqa: BLE001 - the evaluator may raise any exception; an unknown value costs an experiment
         return ()
     return tuple(np.asarray(value) for value in made) if all(np.size(value) <= MOST_ELEMENTS for value in made) else ()
 
 
-def _may_be_large(node: onnx.NodeProto, inputs: Sequence[Any]) -> bool:
-    """Whether a node's output may be too large to compute, e.g. a mask of 32,768 by 32,768 (8 GiB)."""
-    import numpy as np
-
-    if node.op_type == "Expand":
-        return _product(inputs[1]) > MOST_ELEMENTS
-    if node.op_type == "Tile":
-        return np.size(inputs[0]) * _product(inputs[1]) > MOST_ELEMENTS
-    if node.op_type == "Range":
-        start, limit, delta = (float(np.ravel(value)[0]) for value in inputs)
-        return not delta or (limit - start) / delta > MOST_ELEMENTS
-    if node.op_type in ("Shape", "Size"):
-        return False
-    largest = sorted((np.size(value) for value in inputs), reverse=True)[:2]  # two operands that are broadcast
-    return math.prod(largest) > MOST_MADE
-
-
-def _product(sizes: Any) -> float:
-    """The product of sizes, without an overflow."""
-    return math.prod(float(size) for size in sizes.ravel())
+def _is_small_result(node: onnx.NodeProto, inputs: Sequence[Any], kinds: Mapping[str, onnx.TypeProto]) -> bool:
+    """Whether a node's outputs are small: a mask of 32,768 by 32,768 takes 8 GiB."""
+    sizes = [sizes_of(kinds.get(name)) for name in node.output if name]
+    if None not in sizes:
+        return all(math.prod(each or ()) <= MOST_ELEMENTS for each in sizes)
+    return node.op_type not in SIZED_BY_VALUES and math.prod(value.size for value in inputs) <= MOST_MADE

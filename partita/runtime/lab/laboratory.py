@@ -11,7 +11,7 @@ import json
 import os
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
@@ -26,8 +26,9 @@ from partita.observations.native_text import cut
 from partita.providers.cuda_dry_run.devices import PREFIX
 from partita.providers.resolve import Resolution
 from partita.runtime.chain.provider_check import PROBE_MODEL
+from partita.runtime.lab.graph import CannotProbeError, Graph
 from partita.runtime.lab.placement import Placement
-from partita.runtime.lab.variant import zeros_needed
+from partita.runtime.lab.variant import node_variant, variant_model, zeros_needed
 from partita.runtime.ort.registry import provider_identity
 from partita.runtime.worker.parent import Worker, WorkerLostError
 
@@ -124,44 +125,56 @@ class Lab:
 
         `one_node`: find the placement of the node; otherwise only whether the provider opens the model.
         """
-        answers = self._try(models, one_node, MODEL_SECONDS)
-        for number, answer in enumerate(answers):
-            if answer is not None and answer.outcome == "timed_out":
-                self._end()  # a fresh worker and more time for late models
-                (again,) = self._try([models[number]], one_node, MODEL_SECONDS * PATIENCE)
-                answers[number] = again or answer
-        for answer in filter(None, answers):
+        contents = [model.SerializeToString(deterministic=True) for model in models]
+        zeros = {content: zeros_needed([model]) for content, model in zip(contents, models, strict=True)}
+        answers = self._try(zeros, one_node, MODEL_SECONDS)
+        for content in [content for content, answer in answers.items() if answer.outcome == "timed_out"]:
+            self._end()  # a fresh worker and more time for late models
+            answers |= self._try({content: zeros[content]}, one_node, MODEL_SECONDS * PATIENCE)
+        for answer in answers.values():
             self.cached += answer.cached
             self.experiments += not answer.cached
             self.crashes += answer.outcome == "crashed" and not answer.cached
-        return answers
+        return [answers.get(content) for content in contents]
 
-    def _try(self, models: Sequence[onnx.ModelProto], one_node: bool, seconds: float) -> list[Placement | None]:
-        """Answers after one attempt per model of at most `seconds`."""
-        answers: list[Placement | None] = [None] * len(models)
-        keys: dict[int, str] = {}
-        waiting, sent = deque(range(len(models))), deque[tuple[int, Future[Placement]]]()
+    def try_nodes(self, nodes: Iterable[tuple[Graph, str]]) -> list[Placement | None]:
+        """An answer for each node alone; None also for a node of which no model can be made."""
+        models: list[onnx.ModelProto | None] = []
+        for graph, name in nodes:
+            try:
+                models.append(variant_model(node_variant(graph, name), auxiliary=self.compiles))
+            except CannotProbeError:
+                models.append(None)
+        answers = iter(self.try_all([model for model in models if model is not None]))
+        return [None if model is None else next(answers) for model in models]
+
+    def _try(self, models: Mapping[bytes, int], one_node: bool, seconds: float) -> dict[bytes, Placement]:
+        """Answers after one attempt per model of at most `seconds`. `models`: size of its weights file by model."""
+        answers: dict[bytes, Placement] = {}
+        waiting, sent = deque(models), deque[tuple[bytes, str, Future[Placement]]]()
         while waiting or sent:
             while waiting and len(sent) < (1 if self._fresh else AHEAD):
-                number = waiting.popleft()
-                content = models[number].SerializeToString(deterministic=True)
-                keys[number] = f"{'node' if one_node else 'part'}:{hashlib.sha256(content).hexdigest()}"
-                answers[number] = self.cache.get(keys[number])
-                if answers[number] is None:
-                    if not self._start():
-                        return answers
-                    sent.append((number, self._send(content, zeros_needed([models[number]]), one_node)))
+                model = waiting.popleft()
+                key = f"{'node' if one_node else 'part'}:{hashlib.sha256(model).hexdigest()}"
+                if (known := self.cache.get(key)) is not None:
+                    answers[model] = known
+                elif self._start():
+                    sent.append((model, key, self._send(model, models[model], one_node)))
+                else:
+                    return answers
             if not sent:
                 continue
-            number, future = sent.popleft()
-            answer = answers[number] = self._wait(future, seconds)
-            if answer is not None and answer.is_repeatable:
-                self.cache.put(keys[number], answer)
-            if answer is None and self.remaining_seconds <= LEAST_SECONDS:
+            model, key, future = sent.popleft()
+            answer = self._wait(future, seconds)
+            if answer is not None:
+                answers[model] = answer
+                if answer.is_repeatable:
+                    self.cache.put(key, answer)
+            elif self.remaining_seconds <= LEAST_SECONDS:
                 return answers  # not caused by the model
             if self._worker is None:
-                repeated = [number] if answer is None else []  # in a fresh worker
-                waiting.extendleft(reversed([*repeated, *(each for each, _ in sent)]))
+                repeated = [model] if answer is None else []  # in a fresh worker
+                waiting.extendleft(reversed([*repeated, *(each for each, *_ in sent)]))
                 sent.clear()
         return answers
 

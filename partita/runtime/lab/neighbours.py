@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from typing import TYPE_CHECKING
@@ -45,8 +46,6 @@ BOOL, INT64 = 9, 7
 QUANTISING: Mapping[str, int] = {"QuantizeLinear": 1, "DequantizeLinear": 0}
 """Operators with a quantised tensor, and whether it is their output."""
 QUANTISED = dtypes.numbers("uint8", "int8", "uint16", "int16")
-MOST_RETYPED = 6
-"""Maximum number of other types tested in one quantised group."""
 
 
 def neighbourhoods(graph: Graph, name: str, *, inside: bool = False) -> Iterator[tuple[str, onnx.ModelProto]]:
@@ -137,29 +136,18 @@ def quantised_groups(graph: Graph, name: str) -> Iterator[tuple[Substitution, on
     if model is None or zeros_needed([model]) > MOST_BYTES:
         return
     known = tensor_types(model)
-    users: dict[int | None, list[str]] = {}
-    for own, node in zip(chosen, model.graph.node, strict=True):
-        if node.op_type in QUANTISING:
-            element = element_of(known[tensor]) if (tensor := _quantised_tensor(node)) in known else None
-            users.setdefault(element, []).append(own)
-    named = {
-        old: name_some([f"{each} ({nodes[each].op_type})" for each in members], MOST_NAMED)
-        for old, members in users.items()
+    quantising = {own: node for own, node in zip(chosen, model.graph.node, strict=True) if node.op_type in QUANTISING}
+    elements = {
+        own: element_of(known[tensor])
+        for own, node in quantising.items()
+        if (tensor := _quantised_tensor(node)) in known
     }
-    found = [
-        (_retyping(old, new, named[old]), old, new)
-        for old in QUANTISED
-        if set(users.get(old, ())) - {name}
-        for new in QUANTISED
-        if new != old and (new in users or new == QUANTISED[0])
-    ]
-    for substitution, old, new in found[:MOST_RETYPED]:
-        yield substitution, _retyped(model, old, new)
-
-
-def _retyping(old: int, new: int, members: str) -> Substitution:
-    """`uint8 in place of int8 in q (QuantizeLinear)`."""
-    return Substitution(dtypes.dtype_numbered(new).name, dtypes.dtype_numbered(old).name, f"in {members}")
+    for old, new in itertools.permutations(QUANTISED, 2):
+        members = [own for own, element in elements.items() if element == old]
+        if set(members) - {name} and (new in elements.values() or new == QUANTISED[0]):
+            place = f"in {name_some([f'{each} ({nodes[each].op_type})' for each in members], MOST_NAMED)}"
+            words = Substitution(dtypes.dtype_numbered(new).name, dtypes.dtype_numbered(old).name, place)
+            yield words, _retyped(model, old, new)
 
 
 def _group(nodes: Mapping[str, onnx.NodeProto], name: str) -> list[str]:

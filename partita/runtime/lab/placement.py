@@ -11,7 +11,7 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -25,7 +25,7 @@ from partita.observations.native_text import FULL
 from partita.providers.cuda_dry_run.devices import PREFIX
 from partita.providers.cuda_dry_run.stub_build import BUILD_VARIABLE, ensure_child
 from partita.providers.resolve import Resolution, known_providers
-from partita.runtime.lab.variant import AUXILIARY, NODE, RUN, TIMED, ZEROS
+from partita.runtime.lab.variant import AUXILIARY, NODE, RUN, ZEROS
 
 if TYPE_CHECKING:
     from partita.runtime.ort.session import NativeFailureError, Session
@@ -66,8 +66,6 @@ class Placement:
     replaced_by: Literal["", "function", "nothing", "casts"] = ""
     """Nodes in place of a supported node: those of its function, none, or (CPU) a node of another type between
     casts."""
-    seconds: float | None = None
-    """The fastest of several runs on ones; None if it was not timed."""
     cached: bool = False
     was_killed: bool = False
     """The process was ended by SIGKILL, e.g. for lack of memory."""
@@ -85,7 +83,7 @@ class Placement:
     @property
     def is_repeatable(self) -> bool:
         """Whether the answer does not depend on the load of the machine."""
-        if self.outcome == "timed_out" or self.was_killed or self.seconds is not None:
+        if self.outcome == "timed_out" or self.was_killed:
             return False
         return self.outcome not in FAILED or not FULL.search(self.message)
 
@@ -306,7 +304,7 @@ def _run(session: Session, found: Placement, model: bytes) -> Placement:
         return found
     if run_failure := session.failure_of_run(RUN):
         return Placement("failed", f"it is assigned the node, but the run fails: {one_line(run_failure)}")
-    return replace(found, seconds=session.seconds_of_run(RUN)) if session.metadata(TIMED) else found
+    return found
 
 
 def _run_on_cpu(model: bytes, sizes: Mapping[str, Sequence[int]]) -> tuple[bool, str]:

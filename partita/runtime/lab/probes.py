@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
-from typing import TYPE_CHECKING
+from functools import partial
 
 from partita.diagnosis.explanation import context_of, explain_provider, nodes_to_probe
 from partita.diagnosis.probe_conclusions import unprobed_nodes
@@ -18,24 +18,20 @@ from partita.observations.facts import FAILED, NodeProbe, RejectedPart, RunFacts
 from partita.observations.names import CPU, INLINED, UNKNOWN
 from partita.observations.records import ChainEntry, Probing, remedy_of
 from partita.observations.text_format import name_some, plural
-from partita.providers.resolve import Resolution
+from partita.providers.resolve import Resolution, known_providers
 from partita.remedies import Remedy, any_of
 from partita.runtime.chain.advice import export_again
 from partita.runtime.chain.open_chain import ChainError, chain_entry, not_all_on
 from partita.runtime.lab.bisection import Search, find_rejected
-from partita.runtime.lab.exploration import Subject, explore, explore_surroundings, given_options
+from partita.runtime.lab.exploration import Node, Subject, explore, explore_surroundings, given_options
 from partita.runtime.lab.functions import Functions
 from partita.runtime.lab.graph import CannotProbeError, Graph, cut_graph
-from partita.runtime.lab.laboratory import Cache, Lab, cache_for
+from partita.runtime.lab.laboratory import Lab, cache_for
 from partita.runtime.lab.neighbours import holder_in_run
-from partita.runtime.lab.slow_kernels import time_slow_kernels
-from partita.runtime.lab.variant import fingerprint, node_variant, part_model, variant_model
+from partita.runtime.lab.variant import Variant, fingerprint, node_variant, part_model, variant_model
 from partita.runtime.ort.errors import NoKernelError, NotOpenedError
 from partita.runtime.place.model_file import all_nodes, subgraphs_of
 from partita.runtime.place.onnx_model import OnnxModel
-
-if TYPE_CHECKING:
-    import onnx
 
 Sizes = Mapping[str, tuple[int, ...]]
 Sessions = tuple[SessionFacts, ...]
@@ -53,6 +49,10 @@ MOST_INSIDE = 40
 """Maximum number of subgraph nodes of a rejected part to test."""
 FEW_NODES = 3
 """Rejected parts up to this number of nodes are tested node by node."""
+GraphOf = Callable[[SessionFacts, Mapping[str, Sequence[str]]], Graph]
+"""Graph of a session, with types observed in its run; see `Graph.with_observed_types`."""
+MakeVariant = Callable[[], Variant]
+"""Makes the variant of a node. Raises CannotProbeError."""
 
 
 def probe_run(
@@ -83,6 +83,11 @@ def _probe_sessions(
     """The sessions with experiment results, the chain, and the record of the experiments; None without any."""
     if seconds <= 0:
         return sessions, resolutions, None
+
+    def graph_of(session: SessionFacts, callers: Mapping[str, Sequence[str]]) -> Graph:
+        outputs = {event.name: event.output_shapes for event in session.events}
+        return cut_graph(models[session.file], sizes.get(session.file, {})).with_observed_types(outputs, callers)
+
     began = time.monotonic()
     entries = tuple(map(chain_entry, resolutions))
     labs: list[Lab] = []
@@ -92,19 +97,10 @@ def _probe_sessions(
         with Lab(replace(preferred, status="active"), cache_for(preferred), began + seconds) as lab:
             labs.append(lab)
             if preferred.status == "active":
-                sessions = _probe_nodes(sessions, entries, entries[number], models, sizes, lab)
+                sessions = _probe_nodes(sessions, entries, entries[number], graph_of, lab)
             else:
-                sessions, preferred = _bisect(sessions, preferred, models, sizes, lab)
+                sessions, preferred = _bisect(sessions, preferred, graph_of, lab)
                 resolutions = (*resolutions[:number], preferred, *resolutions[number + 1 :])
-    for entry in resolutions:
-        with Lab(entry, Cache(None), began + seconds) as lab:
-            labs.append(lab)
-            sessions = tuple(
-                time_slow_kernels(session, models[session.file], sizes.get(session.file, {}), lab)
-                if session.file in models and not lab.dry_run
-                else session
-                for session in sessions
-            )
     probes = [known.probes for session in sessions for known in session.providers.values() if known.probes]
     if not probes and not any(lab.experiments or lab.cached for lab in labs):
         return sessions, resolutions, None
@@ -138,79 +134,59 @@ def probe_refusal(error: ChainError, model: OnnxModel, sizes: Sizes, seconds: fl
     (session,), chain, _ = _probe_sessions((facts,), error.chain, models, shapes, seconds)
     if error.facts is not None:
         return not_all_on(error.path, chain, session)
-    changed = [
-        now.reason != was.reason or session.of(now.provider.ort_name).rejected is not None
-        for was, now in zip(error.chain, chain, strict=True)
-    ]
-    return _refusal_error(error, session, chain, changed) if any(changed) else error
-
-
-def _refusal_error(
-    error: ChainError, session: SessionFacts, chain: Sequence[Resolution], changed: Sequence[bool]
-) -> ProviderError:
-    """The error after experiments, provider by provider. `changed`: the providers with new findings."""
     messages: list[str] = []
     helps: list[Remedy | None] = []
-    anew = None
-    for resolution, news in zip(chain, changed, strict=True):
-        entry = chain_entry(resolution)
-        code, evidence = entry.reason or "", entry.evidence or ""
-        if (part := session.of(entry.provider).rejected) is not None:
+    changed, anew = False, None
+    for was, now in zip(error.chain, chain, strict=True):
+        entry = chain_entry(now)
+        code, evidence, part = entry.reason or "", entry.evidence or "", session.of(entry.provider).rejected
+        if part is not None:
             shown = explain_provider(context_of(index_session(session), part.nodes[0], None, UNKNOWN, entry))
             code, evidence = shown.reason, shown.evidence
-        found = None
-        if anew is None and news:
+        is_new, found = part is not None or now.reason != was.reason, None
+        if is_new and anew is None:
             anew = found = export_again(error.path, (code, entry.reason or ""), entry.provider)
+        changed |= is_new
         helps.append(found or remedy_of(entry.remedies))
-        messages.append(f"{resolution.provider.name}: {entry.reason}: {evidence}")
-    return ProviderError("; ".join(messages), path=error.path, remedy=any_of(filter(None, helps)))
+        messages.append(f"{now.provider.name}: {entry.reason}: {evidence}")
+    explained = ProviderError("; ".join(messages), path=error.path, remedy=any_of(filter(None, helps)))
+    return explained if changed else error
 
 
-def probe_missing_kernel(
-    error: NoKernelError, preferred: Resolution, model: OnnxModel, sizes: Sizes, seconds: float
-) -> ProviderError:
-    """The error with its cause (operator, version or type), found by experiments with the node on `preferred`."""
-    if seconds <= 0 or not (error.node or error.op_type):
-        return error
-    graph, subject = cut_graph(model, sizes), None
-    with Lab(preferred, cache_for(preferred), time.monotonic() + seconds) as lab:
-        for each in _subjects_without_kernel(graph, error):
-            explore([each], lab)
-            if each.variants and each.variants[0].outcome in ("rejected", *FAILED):
-                subject = each
-                break
-    shown = reason_from_probes(subject.probe(error.node), preferred.provider.ort_name) if subject is not None else None
-    if subject is None or shown is None:
+def probe_missing_kernel(error: NoKernelError, model: OnnxModel, sizes: Sizes, seconds: float) -> ProviderError:
+    """The error with its cause (operator, version or type), found by experiments with the node on the CPU provider."""
+    graph = cut_graph(model, sizes)
+    with _cpu_lab(seconds) as lab:
+        subjects, _ = _subjects(_nodes_without_kernel(graph, error))
+        explore(subjects, lab)
+    at_fault = (each for each in subjects if each.outcome in ("rejected", *FAILED))
+    if (subject := next(at_fault, None)) is None or (
+        shown := reason_from_probes(subject.probe(0, error.node), CPU)
+    ) is None:
         return error
     code, evidence = shown
-    remedy, message = export_again(error.path, (code,), preferred.provider.ort_name, probing=False), error.message
-    ((_, owner),) = subject.nodes
+    remedy, message = export_again(error.path, (code,), CPU, probing=False), error.message
+    _, owner = subject.nodes[0]
     if not error.node:
         message += f"; the {error.op_type} is in the function of node {owner!r} ({graph.nodes[owner].op_type})"
     if remedy is None:  # the error already explains the node
-        message += (
-            f"; {preferred.provider.ort_name}: {code}: {evidence.replace(f' ({subject.variants[0].message})', '')}"
-        )
+        message += f"; {CPU}: {code}: {evidence.replace(f' ({subject.variants[0].message})', '')}"
     return NoKernelError(message, error.path, error.node, error.op_type, remedy=remedy)
 
 
-def _subjects_without_kernel(graph: Graph, error: NoKernelError) -> Iterator[Subject]:
+def _nodes_without_kernel(graph: Graph, error: NoKernelError) -> Iterator[tuple[Node, MakeVariant]]:
     """The node of the error; for an unnamed node, the nodes of its operator in functions of the file's nodes."""
     functions = Functions(graph)
-    for owner in (error.node,) if error.node else graph.nodes:
-        with contextlib.suppress(CannotProbeError):
-            variant = node_variant(graph, owner) if error.node else functions.variant((owner,), error.op_type, ())
-            yield Subject(variant, [(0, owner)])
+    if error.node:
+        yield (0, error.node), partial(node_variant, graph, error.node)
+    elif error.op_type:
+        yield from (((0, name), partial(functions.variant, (name,), error.op_type, ())) for name in graph.nodes)
 
 
-def probe_not_opened(
-    error: NotOpenedError, preferred: Resolution, model: OnnxModel, sizes: Sizes, seconds: float
-) -> ProviderError:
-    """The error with the smallest parts of the graph that `preferred` does not open; its message names no node."""
-    if seconds <= 0:
-        return error
+def probe_not_opened(error: NotOpenedError, model: OnnxModel, sizes: Sizes, seconds: float) -> ProviderError:
+    """The error with the smallest parts that the CPU provider does not open; its message names no node."""
     graph = cut_graph(model, sizes)
-    with Lab(preferred, cache_for(preferred), time.monotonic() + seconds) as lab:
+    with _cpu_lab(seconds) as lab:
         rejected = find_rejected(Search(graph, lab))
     parts = [part for part in rejected.parts if part.minimal] if rejected is not None else []
     if not parts:
@@ -221,117 +197,116 @@ def probe_not_opened(
     return NotOpenedError(f"{error.message}; it fails on node {named}{rest}", path=error.path, remedy=error.remedy)
 
 
+def _cpu_lab(seconds: float) -> Lab:
+    """A laboratory for the CPU provider."""
+    cpu = Resolution(known_providers()["cpu"], "active")
+    return Lab(cpu, cache_for(cpu), time.monotonic() + seconds)
+
+
+def _subjects(nodes: Iterable[tuple[Node, MakeVariant]]) -> tuple[list[Subject], dict[Node, NodeProbe]]:
+    """The distinct nodes to test, and the reasons for the nodes that cannot be tested."""
+    by_model: dict[str, list[Subject]] = {}
+    """Subjects by the hash of their model: comparing each with all others takes minutes for 10,000 nodes."""
+    untestable: dict[Node, NodeProbe] = {}
+    for node, make in nodes:
+        try:
+            variant = make()
+        except CannotProbeError as error:
+            untestable[node] = NodeProbe(node[1], (), str(error))
+            continue
+        alike = by_model.setdefault(fingerprint(variant_model(variant)), [])
+        if (subject := next((each for each in alike if each.variant == variant), None)) is None:
+            alike.append(subject := Subject(variant, []))
+        subject.nodes.append(node)
+    return [subject for alike in by_model.values() for subject in alike], untestable
+
+
+def _probes(subjects: Iterable[Subject], untestable: Mapping[Node, NodeProbe]) -> dict[Node, NodeProbe]:
+    """The trials of every node."""
+    return {**untestable, **{node: subject.probe(*node) for subject in subjects for node in subject.nodes}}
+
+
 def _probe_nodes(
     sessions: Sessions,
     chain: Sequence[ChainEntry],
     preferred: ChainEntry,
-    models: Mapping[str, OnnxModel],
-    sizes: Mapping[str, Sizes],
+    graph_of: GraphOf,
     lab: Lab,
 ) -> Sessions:
     """Experiments on `preferred` with every unexplained node that is on a later provider of `chain`."""
-    subjects: list[Subject] = []
-    found: list[dict[str, NodeProbe]] = [{} for _ in sessions]
+    nodes: dict[Node, MakeVariant] = {}
     graphs: dict[int, Graph] = {}
-    by_model: dict[str, list[Subject]] = {}
-    """Subjects by the hash of their model: comparing each with all others takes minutes for 10,000 nodes."""
-    holders: dict[tuple[int, str], str] = {}
+    holders: dict[Node, str] = {}
     for number, session in enumerate(sessions):
         index = index_session(session)
         names = nodes_to_probe(index, chain, preferred)
-        if not names or session.file not in models:
+        if not names:
             continue
         callers = {name: index.replaces(name) for name in (*index.order, *names) if name.startswith(INLINED)}
-        graph = _session_graph(session, models[session.file], sizes.get(session.file, {}), callers)
-        functions, graphs[number] = Functions(graph), graph
+        graph = graphs[number] = graph_of(session, callers)
+        functions = Functions(graph)
         for name in names:
-            try:
-                if name in index.possible_functions:  # a node without a name
-                    ran = next((event.output_shapes for event in session.events if event.name == name), ())
-                    variant = functions.variant(index.possible_functions[name], index.op_type(name), ran)
-                else:
-                    variant = node_variant(graph, name)
-            except CannotProbeError as error:
-                found[number][name] = NodeProbe(name, (), str(error))
-                continue
-            alike = by_model.setdefault(fingerprint(variant_model(variant)), [])
-            if (subject := next((each for each in alike if each.variant == variant), None)) is None:
-                alike.append(subject := Subject(variant, []))
-                subjects.append(subject)
-            subject.nodes.append((number, name))
+            if owners := index.possible_functions.get(name):  # a node without a name
+                ran = next((event.output_shapes for event in session.events if event.name == name), ())
+                nodes[number, name] = partial(functions.variant, owners, index.op_type(name), ran)
+            else:
+                nodes[number, name] = partial(node_variant, graph, name)
             if holder := holder_in_run(index, graph, name):
                 holders[number, name] = holder
+    subjects, untestable = _subjects(nodes.items())
     explore(subjects, lab)
     explore_surroundings(subjects, graphs, holders, lab)
-    for subject in subjects:
-        for number, name in subject.nodes:
-            found[number][name] = subject.probe(name, number)
+    found = _probes(subjects, untestable)
     return tuple(
         session.with_provider(preferred.provider, probes=probes) if probes else session
-        for session, probes in zip(sessions, found, strict=True)
+        for number, session in enumerate(sessions)
+        for probes in [{name: found[at, name] for at, name in nodes if at == number}]
     )
 
 
-def _session_graph(
-    session: SessionFacts, model: OnnxModel, sizes: Sizes, callers: Mapping[str, Sequence[str]] = MappingProxyType({})
-) -> Graph:
-    """The graph of a session, with types observed in its run. `callers`: see `Graph.with_observed_types`."""
-    return cut_graph(model, sizes).with_observed_types(
-        {event.name: event.output_shapes for event in session.events}, callers
-    )
-
-
-def _bisect(
-    sessions: Sessions, failed: Resolution, models: Mapping[str, OnnxModel], sizes: Mapping[str, Sizes], lab: Lab
-) -> tuple[Sessions, Resolution]:
+def _bisect(sessions: Sessions, failed: Resolution, graph_of: GraphOf, lab: Lab) -> tuple[Sessions, Resolution]:
     """The smallest part on which a provider fails that opens other graphs, and the state of that provider."""
+    if not lab.starts():
+        return sessions, failed
     found: list[SessionFacts] = []
     remedies: list[Remedy] = []
     for session in sessions:
-        if session.file in models:
-            graph = _session_graph(session, models[session.file], sizes.get(session.file, {}))
-            if not lab.starts():
-                return sessions, failed
-            if _opens_when_fixed(graph, lab):
-                evidence = f"{OPENS_WHEN_FIXED} ({failed.evidence})"
-                return sessions, replace(failed, reason="dynamic_shape", evidence=evidence, remedy=FIX)
-            search = Search(graph, lab)
-            part = find_rejected(search)
-            if part is None and failed.crashed and not search.untested:
-                return sessions, replace(failed, evidence=f"{failed.evidence}; {CRASHED_LATER}")
-            if part is None:  # the provider opens other graphs, and fails only on the unchanged graph
-                names, message = tuple(node.name for node in graph.proto.graph.node), failed.evidence or ""
-                part = RejectedPart(
-                    names,
-                    message,
-                    minimal=False,
-                    attempts=search.attempts,
-                    is_whole_graph=True,
-                    untested=search.untested,
-                )
-            first, *others = (
-                replace(each, rejected_subgraph_nodes=_failing_subgraph_nodes(graph, each, lab)) for each in part.parts
-            )
-            part = replace(first, other_parts=tuple(others))
-            probes: dict[str, NodeProbe] = {}
-            for each in part.parts:
-                few = each.nodes if len(each.nodes) <= FEW_NODES else ()
-                probes |= _probe_each(graph, (*few, *each.rejected_subgraph_nodes), lab)
-            session = session.with_provider(failed.provider.ort_name, rejected=part, probes=probes)
-            remedies = [*remedies, *_without_a_switch(graph, lab)]
-        found.append(session)
-    if tuple(found) == sessions:
-        return sessions, failed
+        graph = graph_of(session, {})
+        if _opens_when_fixed(graph, lab):
+            evidence = f"{OPENS_WHEN_FIXED} ({failed.evidence})"
+            return sessions, replace(failed, reason="dynamic_shape", evidence=evidence, remedy=FIX)
+        search = Search(graph, lab)
+        part = find_rejected(search)
+        if part is None and failed.crashed and not search.untested:
+            return sessions, replace(failed, evidence=f"{failed.evidence}; {CRASHED_LATER}")
+        part = part or RejectedPart(  # the provider opens other graphs, and fails only on the unchanged graph
+            tuple(node.name for node in graph.proto.graph.node),
+            failed.evidence or "",
+            minimal=False,
+            attempts=search.attempts,
+            is_whole_graph=True,
+            untested=search.untested,
+        )
+        first, *others = (
+            replace(each, rejected_subgraph_nodes=_failing_subgraph_nodes(graph, each, lab)) for each in part.parts
+        )
+        few = [each.nodes for each in part.parts if len(each.nodes) <= FEW_NODES]
+        names = itertools.chain(*few, *(each.rejected_subgraph_nodes for each in (first, *others)))
+        subjects, untestable = _subjects({(0, name): partial(node_variant, graph, name) for name in names}.items())
+        explore(subjects, lab)
+        probes = {name: probe for (_, name), probe in _probes(subjects, untestable).items()}
+        rejected = replace(first, other_parts=tuple(others))
+        found.append(session.with_provider(failed.provider.ort_name, rejected=rejected, probes=probes))
+        remedies += _without_a_switch(graph, lab)
     remedy = any_of([*remedies[:1], REJECTED_REMEDY])
     return tuple(found), replace(failed, reason="subgraph_rejected", remedy=remedy)
 
 
 def _without_a_switch(graph: Graph, lab: Lab) -> Iterator[Remedy]:
     """The remedies to remove one option without which the provider opens the unchanged graph."""
-    names = tuple(node.name for node in graph.proto.graph.node)
     with contextlib.suppress(CannotProbeError):
         for option in given_options(lab):
-            models = [part_model(graph, names, fixed=False)] if option.kind == "bool" else []
+            models = [part_model(graph, fixed=False)] if option.kind == "bool" else []
             for answer in lab.try_with(option.name, option.default, models, one_node=False):
                 if answer is not None and answer.outcome == "supported":
                     switch = f"{lab.resolution.provider.name}.{option.name}={lab.resolution.options[option.name]}"
@@ -340,12 +315,9 @@ def _without_a_switch(graph: Graph, lab: Lab) -> Iterator[Remedy]:
 
 def _opens_when_fixed(graph: Graph, lab: Lab) -> bool:
     """Whether the provider opens the graph with fixed sizes, but not unchanged."""
-    names = tuple(node.name for node in graph.proto.graph.node)
     try:
-        models = [part_model(graph, names, fixed=False), part_model(graph, names)]
+        models = [part_model(graph, fixed=False), part_model(graph)]
     except CannotProbeError:
-        return False
-    if fingerprint(models[0]) == fingerprint(models[1]):
         return False
     as_it_is, fixed = lab.try_all(models, one_node=False)
     return as_it_is is not None and fixed is not None and as_it_is.outcome in FAILED and fixed.outcome == "supported"
@@ -353,35 +325,18 @@ def _opens_when_fixed(graph: Graph, lab: Lab) -> bool:
 
 def _failing_subgraph_nodes(graph: Graph, part: RejectedPart, lab: Lab) -> tuple[str, ...]:
     """Subgraph nodes of the part on which the provider fails alone; without any, unsupported subgraph nodes."""
-    inner = {
-        node.name: node
+    inner = dict.fromkeys(
+        node.name
         for name in part.nodes
         if name in graph.nodes and len(part.nodes) <= FEW_NODES
         for body in subgraphs_of(graph.nodes[name])
         for node in all_nodes(body)
         if node.name in graph.nodes
-    }
-    cases: dict[str, onnx.ModelProto] = {}
-    for name in list(inner)[:MOST_INSIDE]:
-        with contextlib.suppress(CannotProbeError):
-            cases[name] = variant_model(node_variant(graph, name), auxiliary=lab.compiles)
-    answers = lab.try_all(list(cases.values()))
-    outcomes = {name: answer.outcome for name, answer in zip(cases, answers, strict=True) if answer is not None}
+    )
+    names = list(inner)[:MOST_INSIDE]
+    answers = lab.try_nodes((graph, name) for name in names)
+    outcomes = {name: answer.outcome for name, answer in zip(names, answers, strict=True) if answer is not None}
     failing = [name for name, outcome in outcomes.items() if outcome in FAILED]
     failing = failing or [name for name, outcome in outcomes.items() if outcome == "rejected"]
-    names = {own: name for name, calls in graph.inlined_nodes.items() for own in calls}  # ONNX Runtime's
-    return tuple(dict.fromkeys(names.get(name, name) for name in failing))[:FEW_NODES]
-
-
-def _probe_each(graph: Graph, names: Sequence[str], lab: Lab) -> dict[str, NodeProbe]:
-    """Experiments on rejected nodes; each node is tested alone."""
-    found: dict[str, NodeProbe] = {}
-    for name in names:
-        try:
-            subject = Subject(node_variant(graph, name), [(0, name)])
-        except CannotProbeError as error:
-            found[name] = NodeProbe(name, (), str(error))
-            continue
-        explore([subject], lab)
-        found[name] = subject.probe(name)
-    return found
+    own = {own: name for name, calls in graph.inlined_nodes.items() for own in calls}  # ONNX Runtime's
+    return tuple(dict.fromkeys(own.get(name, name) for name in failing))[:FEW_NODES]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.resources import files
@@ -231,30 +231,23 @@ def spell_type(kind: onnx.TypeProto) -> str:
     return ""
 
 
-def parse_type(text: str, shape: tuple[int, ...]) -> onnx.TypeProto:
+def parse_type(text: str, shape: Sequence[int]) -> onnx.TypeProto:
     """The type spelled `text` by schemas, with tensors of `shape`. Raises ValueError for an unknown type."""
-    import onnx
+    from onnx import helper
 
-    kind = onnx.TypeProto()
     outer, _, inner = text.partition("(")
     inner = inner[:-1]
-    if outer == "tensor":
-        kind.tensor_type.elem_type = dtypes.dtype_named(inner).number
-        kind.tensor_type.shape.SetInParent()
-        for size in shape:
-            kind.tensor_type.shape.dim.add(dim_value=size)
-    elif outer == "seq":
-        kind.sequence_type.elem_type.CopyFrom(parse_type(inner, shape))
-    elif outer == "optional":
-        kind.optional_type.elem_type.CopyFrom(parse_type(inner, shape))
-    elif outer == "map":
+    if outer == "seq":
+        return helper.make_sequence_type_proto(parse_type(inner, shape))
+    if outer == "optional":
+        return helper.make_optional_type_proto(parse_type(inner, shape))
+    if outer == "map":
         key, _, value = (part.strip() for part in inner.partition(","))
-        kind.map_type.key_type = dtypes.dtype_named(key).number
         made = parse_type(value, shape) if "(" in value else parse_type(f"tensor({value})", ())
-        kind.map_type.value_type.CopyFrom(made)
-    else:
+        return helper.make_map_type_proto(dtypes.dtype_named(key).number, made)
+    if outer != "tensor":
         raise ValueError(f"{text!r} is not a known type")
-    return kind
+    return helper.make_tensor_type_proto(dtypes.dtype_named(inner).number, shape)
 
 
 def types_of(node: onnx.NodeProto, operator: Operator, kinds: Mapping[str, onnx.TypeProto]) -> dict[str, str]:

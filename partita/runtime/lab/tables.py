@@ -8,37 +8,22 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from partita.observations.facts import Outcome
 from partita.providers.resolve import Resolution
-from partita.runtime.lab.forms import (
-    Form,
-    TypedForm,
-    Types,
-    as_example,
-    assignments,
-    forms,
-    ir_version,
-    plainest_forms,
-    ranks,
-)
+from partita.runtime.lab.forms import Form, Types, assignments, distinct, forms, ir_version, plainest_forms, ranks
 from partita.runtime.lab.graph import CannotProbeError, Graph, cut_graph, cut_proto
 from partita.runtime.lab.laboratory import Cache, Lab
 from partita.runtime.lab.placement import Placement
 from partita.runtime.lab.schema import Operator, find_operator, operators, types_of
-from partita.runtime.lab.variant import fingerprint, node_variant, part_model, variant_model, zeros_needed
+from partita.runtime.lab.variant import part_model, variant_model, zeros_needed
 from partita.support import records as support
 
-if TYPE_CHECKING:
-    import onnx
-
 AT_ONCE = 64
-"""Number of typed forms that are tested together."""
-Key = tuple[object, ...]
-"""Outcome of each typed form."""
+"""Number of forms that are tested together."""
 
 
 def measure(
@@ -61,7 +46,7 @@ def measure(
                 complete = table.fill(lab)
         except KeyboardInterrupt:
             interrupted = True
-    measured = tuple(_measurement(typed, table.answers.get(key)) for key, typed in table.planned.items())
+    measured = tuple(_measurement(form, table.answers.get(form)) for form in table.planned)
     return support.Measurements(
         results=measured,
         model_nodes=needs,
@@ -87,44 +72,43 @@ class Table:
 
     def __init__(self, requested: Mapping[Operator, frozenset[Types]], *, by_need: bool) -> None:
         self.requested, self.by_need = requested, by_need
-        self.forms = {operator: plainest_forms(operator) if by_need else forms(operator) for operator in requested}
-        self.planned: dict[Key, TypedForm] = {}
-        self.answers: dict[Key, Placement] = {}
+        self.forms = {
+            operator: distinct(plainest_forms(operator) if by_need else forms(operator)) for operator in requested
+        }
+        self.planned: list[Form] = []
+        self.answers: dict[Form, Placement] = {}
         self.omitted: dict[Operator, int] = {}
         """Number of type assignments that were not tested because of the limit."""
 
     def fill(self, lab: Lab) -> bool:
         """Test all forms; False if the time ran out."""
         for batch in self.batches():
-            self.planned = {**{typed.key: typed for typed in batch}, **self.planned}
-            waiting = [(key, typed) for key, typed in self.planned.items() if key not in self.answers]
-            for start in range(0, len(waiting), AT_ONCE):
-                part = waiting[start : start + AT_ONCE]
-                models = [variant_model(typed.build(), auxiliary=lab.compiles) for _, typed in part]
-                for (key, _), answer in zip(part, lab.try_all(models), strict=True):
-                    if answer is None:
-                        return False
-                    self.answers[key] = answer
+            self.planned = [*batch, *self.planned]
+            for part in (batch[start : start + AT_ONCE] for start in range(0, len(batch), AT_ONCE)):
+                answers = lab.try_all([variant_model(form.build(), auxiliary=lab.compiles) for form in part])
+                self.answers |= {form: answer for form, answer in zip(part, answers, strict=True) if answer is not None}
+                if None in answers:
+                    return False
         return True
 
-    def batches(self) -> Iterator[list[TypedForm]]:
-        """Batches of typed forms, newest versions first; those of types and ranks depend on the outcomes of forms."""
+    def batches(self) -> Iterator[list[Form]]:
+        """Batches of forms, newest versions first; those of types and ranks depend on the outcomes of forms."""
         latest = set({(operator.domain, operator.name): operator for operator in self.requested}.values())
         newest = [operator for operator in self.requested if self.by_need or operator in latest]
         for group in (newest, [operator for operator in self.requested if operator not in newest]):
-            yield [as_example(form) for operator in group for form in self.forms[operator]]
-            yield [typed for operator in group for typed in self.typed(operator)]
+            yield [form for operator in group for form in self.forms[operator]]
+            yield [form for operator in group for form in self.typed(operator)]
         if not self.by_need:
-            yield [as_example(form) for operator in newest if (best := self.best(operator)) for form in ranks(best)]
+            yield [form for operator in newest if (best := self.best(operator)) for form in ranks(best)]
 
     def best(self, operator: Operator) -> Form | None:
         """The first supported form, else the first legal form."""
-        known = [(form, self.answers.get(as_example(form).key)) for form in self.forms[operator]]
+        known = [(form, self.answers.get(form)) for form in self.forms[operator]]
         supported = (form for form, answer in known if answer is not None and _outcome(answer) == "supported")
         legal = (form for form, answer in known if answer is None or answer.outcome != "invalid")
         return next(supported, None) or next(legal, None)
 
-    def typed(self, operator: Operator) -> Iterator[TypedForm]:
+    def typed(self, operator: Operator) -> Iterator[Form]:
         """The best form with every type assignment."""
         best = self.best(operator)
         listed, more = assignments(best) if best is not None else ([], 0)
@@ -132,19 +116,18 @@ class Table:
             self.omitted[operator] = more
         for types in listed:
             if best is not None and (not self.by_need or _is_needed(types, self.requested[operator])):
-                yield TypedForm(best, types, "types")
+                yield replace(best, types=types, kind="types")
 
 
-def _measurement(typed: TypedForm, answer: Placement | None) -> support.Measurement:
-    """The table's answer for a typed form; untested without one."""
-    form, operator = typed.form, typed.form.operator
+def _measurement(form: Form, answer: Placement | None) -> support.Measurement:
+    """The table's answer for a form; untested without one."""
     return support.Measurement(
-        domain=operator.domain,
-        operator=operator.name,
-        since=operator.since,
-        until=operator.until,
-        kind=cast("support.Kind", typed.kind),
-        types=typed.types,
+        domain=form.operator.domain,
+        operator=form.operator.name,
+        since=form.operator.since,
+        until=form.operator.until,
+        kind=cast("support.Kind", form.kind),
+        types=form.types,
         difference=form.note,
         factors=form.factors,
         outcome="untested" if answer is None else _outcome(answer),
@@ -196,14 +179,11 @@ def _name_of(operator: Operator) -> str:
 def newest_opset(lab: Lab) -> tuple[int | None, str]:
     """The newest ONNX opset that this ONNX Runtime opens, or None and the error of the oldest."""
     import onnx
-    from onnx import helper
 
-    port = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1]) for name in "xy"]
-    graph = helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "opset", port[:1], port[1:])
     error = ""
     for opset in range(onnx.defs.onnx_opset_version(), 0, -1):
-        opsets = [helper.make_opsetid("", opset)]
-        model = helper.make_model(graph, opset_imports=opsets, ir_version=ir_version(opset))
+        head = f'<ir_version: {ir_version(opset)}, opset_import: ["": {opset}]>'
+        model = onnx.parser.parse_model(f"{head} opset (float[1] x) => (float[1] y) {{ y = Neg(x) }}")
         (answer,) = lab.try_all([model], one_node=False)
         if answer is None or answer.outcome != "invalid":
             return (None if answer is None else opset), ""
@@ -237,39 +217,24 @@ WHOLE_LIMIT_BYTES = 1 << 30
 """Maximum bytes of weights (as zeros) of a graph that is opened as a whole."""
 
 
-@dataclass(frozen=True, slots=True)
-class GraphSupport:
-    """A provider's support of a graph."""
+def measure_graph(model: bytes, sizes: Sizes, lab: Lab) -> tuple[int, dict[str, int], str, int]:
+    """Test a model without its weights. `sizes`: of its inputs in the tested step.
 
-    nodes: int
-    unsupported: Mapping[str, int]
-    """Unsupported nodes (tested alone), by operator."""
-    failure: str
-    """Error message of the provider for the whole graph; empty if it opens or was not tested."""
-    untested: int
-    """Nodes without an answer."""
-
-
-def measure_graph(model: bytes, sizes: Sizes, lab: Lab) -> GraphSupport:
-    """Test a model without its weights. `sizes`: of its inputs in the tested step."""
+    Returns:
+        The number of nodes; unsupported nodes (tested alone), by operator; the provider's error message for the whole
+        graph, empty if it opens or was not tested; and the number of nodes without an answer.
+    """
     import onnx
 
     graph = cut_proto(onnx.ModelProto.FromString(model), Path(), sizes)
-    models: dict[str, onnx.ModelProto] = {}
-    keys: dict[str, str] = {}
-    for name in graph.nodes:
-        if (made := _alone(graph, name, lab)) is not None:
-            keys[name] = fingerprint(made)
-            models[keys[name]] = made
-    answers = dict(zip(models, lab.try_all(list(models.values())), strict=True))
     left, untested = Counter[str](), 0
-    for name, node in graph.nodes.items():
-        answer = answers[keys[name]] if name in keys else None
+    answers = lab.try_nodes((graph, name) for name in graph.nodes)
+    for node, answer in zip(graph.nodes.values(), answers, strict=True):
         if answer is not None and answer.outcome in UNSUPPORTED:
             left[node.op_type] += 1
         else:
             untested += answer is None or answer.outcome != "supported"
-    return GraphSupport(len(graph.nodes), dict(left), "" if left else _failure_over(graph, lab), untested)
+    return len(graph.nodes), dict(left), "" if left else _failure_over(graph, lab), untested
 
 
 def supports_each(models: Sequence[tuple[bytes, Sizes]], lab: Lab) -> list[bool]:
@@ -277,24 +242,14 @@ def supports_each(models: Sequence[tuple[bytes, Sizes]], lab: Lab) -> list[bool]
     import onnx
 
     graphs = [cut_proto(onnx.ModelProto.FromString(model), Path(), sizes) for model, sizes in models]
-    alone = [_alone(graph, next(iter(graph.nodes)), lab) for graph in graphs]
-    answers = iter(lab.try_all([made for made in alone if made is not None]))
-    found = [next(answers) if made is not None else None for made in alone]
-    return [answer is not None and answer.is_supported for answer in found]
-
-
-def _alone(graph: Graph, name: str, lab: Lab) -> onnx.ModelProto | None:
-    """The model of one node; None if a type is unknown."""
-    try:
-        return variant_model(node_variant(graph, name), auxiliary=lab.compiles)
-    except CannotProbeError:
-        return None
+    answers = lab.try_nodes((graph, next(iter(graph.nodes))) for graph in graphs)
+    return [answer is not None and answer.is_supported for answer in answers]
 
 
 def _failure_over(graph: Graph, lab: Lab) -> str:
     """The provider's error for the whole graph; empty if it opens or the graph is too large."""
     try:
-        model = part_model(graph, tuple(graph.nodes))
+        model = part_model(graph)
     except CannotProbeError:
         return ""
     answer = lab.try_all([model], one_node=False)[0] if zeros_needed([model]) <= WHOLE_LIMIT_BYTES else None

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from partita import dtypes
 from partita.runtime.lab.graph import CannotProbeError, Graph, called_functions, free_names, inner_names, rename
-from partita.runtime.lab.schema import plain_domain
+from partita.runtime.lab.schema import Operator, find_operator, plain_domain
 from partita.runtime.place.model_file import all_graphs, subgraphs_of, tensors_read
 from partita.runtime.place.tensor_types import (
     SMALL_BYTES,
@@ -50,8 +50,6 @@ ZEROS = "zeros.bin"
 """Sparse file of zeros, the external data of large constants."""
 RUN = "partita.run"
 """Metadata key of a changed node: sizes of its inputs by name, in JSON; null if they are unknown or large."""
-TIMED = "partita.timed"
-"""Metadata key of a model whose run is also timed."""
 MOST_RUN = 1 << 24
 """Maximum elements of all inputs and constants of a node that is run."""
 USUAL_FLOATS = frozenset(dtypes.numbers("float32", "float16"))
@@ -104,6 +102,11 @@ class Variant:
     def feed(self, name: str) -> ExperimentInput | None:
         """The feed of an input; None for an omitted input."""
         return next((feed for feed in self.feeds if feed.name == name), None)
+
+    @property
+    def operator(self) -> Operator | None:
+        """Its version of the operator; None for an unknown operator."""
+        return find_operator(self.node.domain, self.node.op_type, self.opsets.get(self.node.domain, 1))
 
 
 def node_variant(graph: Graph, name: str) -> Variant:
@@ -287,14 +290,17 @@ def is_signed(kind: onnx.TypeProto) -> bool:
     return kind.WhichOneof("value") == "tensor_type" and kind.tensor_type.elem_type in SIGNED
 
 
-def part_model(graph: Graph, names: Sequence[str], *, fixed: bool = True, auxiliary: bool = False) -> onnx.ModelProto:
-    """The model of several nodes, with the sizes of the run unless `fixed` is False. `auxiliary`: see `variant_model`.
+def part_model(
+    graph: Graph, names: Sequence[str] = (), *, fixed: bool = True, auxiliary: bool = False
+) -> onnx.ModelProto:
+    """The model of some nodes, else of all, with the sizes of the run unless `fixed` is False.
 
-    Raises CannotProbeError when a type is unknown.
+    `auxiliary`: see `variant_model`. Raises CannotProbeError when a type is unknown.
     """
     import onnx
 
-    chosen = [graph.nodes[name] for name in names]
+    chosen = [graph.nodes[name] for name in names] or list(graph.proto.graph.node)
+    own = {node.name for node in chosen}
     made = {output for node in chosen for output in node.output if output}
     part = onnx.GraphProto(name=NODE)
     part.node.extend(chosen)
@@ -307,7 +313,7 @@ def part_model(graph: Graph, names: Sequence[str], *, fixed: bool = True, auxili
     if auxiliary and len(chosen) == 1 and any(feed.constant is None for feed in feeds):
         _add_auxiliary(part, feeds)
     _add_feeds(part, feeds)
-    outside = {name for node in graph.proto.graph.node if node.name not in set(names) for name in tensors_read(node)}
+    outside = {name for node in graph.proto.graph.node if node.name not in own for name in tensors_read(node)}
     outside |= {port.name for port in graph.proto.graph.output}
     read_inside = {name for node in chosen for name in tensors_read(node)}
     for name in sorted(made):
@@ -346,11 +352,9 @@ def finish(
     return model
 
 
-def to_run(model: onnx.ModelProto, variant: Variant, *, timed: bool = False) -> onnx.ModelProto:
+def to_run(model: onnx.ModelProto, variant: Variant) -> onnx.ModelProto:
     """The model of a variant, marked to be run once it is placed."""
     model.metadata_props.add(key=RUN, value=json.dumps(_sizes_in_run(variant)))
-    if timed:
-        model.metadata_props.add(key=TIMED, value="1")
     return model
 
 

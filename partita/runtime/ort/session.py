@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import time
 import traceback
@@ -42,7 +41,6 @@ from partita.signals import hold_signals
 
 EP_CONTEXT = "EPContext"
 """Operator of a compiled subgraph in a file."""
-TIMED_SECONDS = 0.05
 
 
 class NativeFailureError(Exception):
@@ -129,14 +127,6 @@ class Session:
         `key`: metadata key with the sizes of float inputs by name, in JSON.
         """
         return self.run_once(self._ones(key))[1] if self.metadata(key) else ""
-
-    def seconds_of_run(self, key: str) -> float:
-        """Seconds of the fastest run on ones within `TIMED_SECONDS`; see `failure_of_run`."""
-        feeds, fastest, end = self._ones(key), math.inf, time.perf_counter() + TIMED_SECONDS
-        while (began := time.perf_counter()) < end:
-            self._native.run(None, feeds)
-            fastest = min(fastest, time.perf_counter() - began)
-        return fastest
 
     def _ones(self, key: str) -> dict[str, Any]:
         """Ones for each input; see `failure_of_run`."""

@@ -15,9 +15,9 @@ from onnx import TensorProto, helper, parser
 from partita.providers.cuda_dry_run.devices import PREFIX
 from partita.providers.resolve import Resolution, known_providers
 from partita.runtime.lab import placement
-from partita.runtime.lab.change import Change, vary
-from partita.runtime.lab.exploration import Subject, _experiment
-from partita.runtime.lab.factors import single_changes, unchanged
+from partita.runtime.lab.change import at_opset, with_attributes, with_elements, with_sizes
+from partita.runtime.lab.exploration import UNCHANGED, Subject, _experiment
+from partita.runtime.lab.factors import single_changes
 from partita.runtime.lab.graph import cut_graph
 from partita.runtime.lab.laboratory import Cache, Lab
 from partita.runtime.lab.schema import spell_type
@@ -77,9 +77,10 @@ def test_nodes_with_unsafe_inputs_are_not_run(tmp_path: Path) -> None:
 def test_changed_nodes_run_only_with_known_small_sizes(tmp_path: Path) -> None:
     case = case_of(ADD, tmp_path, x=(2,), y=(3,))
     lab = Lab(CPU, Cache(None), 0.0, {})
-    marked = {each.change: sizes(_experiment(Subject(case, []), each, lab).model) for each in single_changes(case)}
+    found = [_experiment(Subject(case, []), *each, lab) for each in single_changes(case)]
+    marked = {each.trial.change: sizes(each.model) for each in found}
     assert marked["float64 in place of float32"] == marked["Add of opset 13 in place of 14"] == {"i0": [2], "i1": [3]}
-    assert not _experiment(Subject(case, []), unchanged(case), lab).model.metadata_props
+    assert not _experiment(Subject(case, []), UNCHANGED, case, lab).model.metadata_props
     for unknown in (case_of(ADD, tmp_path, x=(2,)), case_of(ADD, tmp_path, x=(MOST_RUN,), y=(1,))):
         assert sizes(to_run(variant_model(unknown), unknown)) is None
 
@@ -91,16 +92,17 @@ GATHER = "g (float[4] x, int64[2] i) => (float[K] z) {\n  [n] z = Gather(x, i)\n
 UNKNOWN = "g (float[N] x) => (float[K] z) {\n  [n] z = Relu(x)\n}"
 BRAINS = "g (bfloat16[2] x) => (bfloat16[K] z) {\n  [n] z = Relu(x)\n}"
 ADDED = {"x": (2,), "y": (2,)}
+PADS = helper.make_attribute("pads", [3, 3, 3, 3])
 DRY = {
-    "mixed types": (ADD, ADDED, Change(elements={"i0": TensorProto.FLOAT16}), "invalid"),
-    "pads": (POOL, {}, Change(attributes={"pads": helper.make_attribute("pads", [3, 3, 3, 3])}), "invalid"),
-    "sizes": (ADD, ADDED, Change(sizes={"i1": (5,)}), "invalid"),
-    "opset": (POOL, {}, Change(opset=12), "supported"),
-    "type": (POOL, {}, Change(elements={"i0": TensorProto.FLOAT16}), "supported"),
-    "integers": (GATHER, {}, Change(elements={"i1": TensorProto.INT32}), "supported"),
-    "rank of integers": (GATHER, {}, Change(sizes={"i0": ()}), "placed"),
-    "unknown sizes": (UNKNOWN, {}, Change(opset=13), "placed"),
-    "no kernel on the CPU provider": (BRAINS, {}, Change(opset=13), "placed"),
+    "mixed types": (ADD, ADDED, lambda node: with_elements(node, {"i0": TensorProto.FLOAT16}, {}), "invalid"),
+    "pads": (POOL, {}, lambda node: with_attributes(node, {"pads": PADS}), "invalid"),
+    "sizes": (ADD, ADDED, lambda node: with_sizes(node, {"i1": (5,)}), "invalid"),
+    "opset": (POOL, {}, lambda node: at_opset(node, 12), "supported"),
+    "type": (POOL, {}, lambda node: with_elements(node, {"i0": TensorProto.FLOAT16}, {}), "supported"),
+    "integers": (GATHER, {}, lambda node: with_elements(node, {"i1": TensorProto.INT32}, {}), "supported"),
+    "rank of integers": (GATHER, {}, lambda node: with_sizes(node, {"i0": ()}), "placed"),
+    "unknown sizes": (UNKNOWN, {}, lambda node: at_opset(node, 13), "placed"),
+    "no kernel on the CPU provider": (BRAINS, {}, lambda node: at_opset(node, 13), "placed"),
 }
 
 
@@ -108,7 +110,7 @@ DRY = {
 def test_dry_run_runs_changed_node_on_cpu_provider(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(f"{PREFIX}NAME", "h100")
     text, known, change, outcome = DRY[name]
-    changed = vary(case_of(text, tmp_path, **known), change)
+    changed = change(case_of(text, tmp_path, **known))
     assert changed is not None
     model = to_run(variant_model(changed), changed)
     session = SimpleNamespace(

@@ -106,7 +106,7 @@ def test_option_named_by_provider_is_probed_at_its_default(graph: Graph) -> None
     lab = Naming(affinity="a.json", speed="1")
     subject = explored(graph, "c", lab)
     assert lab.asked == [("affinity", "")]
-    assert (reason_from_probes(subject.probe("c"), WEBGPU.ort_name) or ("",))[0] == "option_needed"
+    assert (reason_from_probes(subject.probe(0, "c"), WEBGPU.ort_name) or ("",))[0] == "option_needed"
 
 
 def test_option_is_not_probed_if_already_set_or_irrelevant(graph: Graph) -> None:
@@ -134,7 +134,7 @@ def test_option_required_in_neighbourhood_is_the_reason(graph: Graph) -> None:
     lab.resolution = replace(lab.resolution, provider=replace(WEBGPU, options=(wide,)))
     subject = explored(graph, "c", lab)
     surround(subject, graph, lab)
-    (shown,) = conclusions(subject.probe("c"))
+    (shown,) = conclusions(subject.probe(0, "c"))
     assert shown.factors == (OPTION,) and lab.asked == [("wide", "1")]
     assert "b (Cast) it does not support it; with webgpu.wide=1" in shown.evidence
 

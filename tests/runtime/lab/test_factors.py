@@ -11,10 +11,10 @@ from onnx import parser
 
 from partita.diagnosis.reasons.table import REASONS
 from partita.observations.facts import OPTION
-from partita.runtime.lab.factors import FACTORS, combine_factors, single_changes, unchanged
-from partita.runtime.lab.forms import as_example, forms
+from partita.runtime.lab.change import other_attributes
+from partita.runtime.lab.factors import FACTORS, combine_factors, single_changes
+from partita.runtime.lab.forms import forms
 from partita.runtime.lab.graph import cut_graph
-from partita.runtime.lab.node_factors import other_attributes
 from partita.runtime.lab.schema import operators
 from partita.runtime.lab.variant import Variant, fingerprint, node_variant, variant_model
 from partita.runtime.place.onnx_model import read_onnx
@@ -42,7 +42,7 @@ def case(tmp_path) -> CaseOf:
 
 
 def changes(case: Variant, factor: str) -> list[str]:
-    return [variation.change for variation in single_changes(case) if variation.factor == factor]
+    return [trial.change for trial, _ in single_changes(case) if trial.factor == factor]
 
 
 def inputs(case: Variant) -> list[tuple[int, list[int]]]:
@@ -81,20 +81,20 @@ TEXTS = {
 @pytest.mark.parametrize("name", TEXTS)
 def test_variations_are_distinct_and_do_not_modify_the_case(case, name):
     plain = case(TEXTS[name], N=(2, 4))
-    before = fingerprint(variant_model(unchanged(plain).variant))
+    before = fingerprint(variant_model(plain))
     found = [*single_changes(plain), *combine_factors(plain)]
     assert found and fingerprint(variant_model(plain)) == before
-    for variation in found:
-        assert variation.change and variation.variant.node.op_type == plain.node.op_type
-        assert fingerprint(variant_model(variation.variant)) != before, variation.change
-    assert len({variation.change for variation in found}) == len(found), "each is told in words of its own"
+    for trial, changed in found:
+        assert trial.change and changed.node.op_type == plain.node.op_type
+        assert fingerprint(variant_model(changed)) != before, trial.change
+    assert len({trial.change for trial, _ in found}) == len(found), "each is told in words of its own"
 
 
 @pytest.mark.parametrize("name", ["Elu", "Clip", "Gather", "Squeeze", "Softmax"])
 @pytest.mark.parametrize("factor", ["static_shape", "type", "attribute", "input"])
 def test_single_variations_load_in_onnxruntime(case, name, factor):
-    for variation in single_changes(case(TEXTS[name], x=(2, 4))):
-        assert variation.factor != factor or opens(variation.variant), variation.change
+    for trial, changed in single_changes(case(TEXTS[name], x=(2, 4))):
+        assert trial.factor != factor or opens(changed), trial.change
 
 
 def test_each_factor_belongs_to_a_single_reason(case):
@@ -102,13 +102,7 @@ def test_each_factor_belongs_to_a_single_reason(case):
     own = [OPTION, *FACTORS]
     assert sorted(known) == sorted(own), "each factor shows one reason"
     for text in TEXTS.values():
-        assert {variation.factor for variation in single_changes(case(text))} <= set(known)
-
-
-# --- sizes ---------------------------------------------------------------------------------------------------------
-
-
-# --- types ---------------------------------------------------------------------------------------------------------
+        assert {trial.factor for trial, _ in single_changes(case(text))} <= set(known)
 
 
 # --- operator sets -------------------------------------------------------------------------------------------------
@@ -126,7 +120,7 @@ def test_opset_without_required_feature_is_skipped(case):
 
 def test_attributes_vary_for_every_operator_and_version():
     """Empty lists in examples and attributes without a default do not raise."""
-    found = [as_example(form).build() for operator in operators() for form in forms(operator)[:2]]
+    found = [form.build() for operator in operators() for form in forms(operator)[:2]]
     assert sum(len(list(other_attributes(variant))) for variant in found) > 1000
 
 
@@ -137,8 +131,8 @@ def test_combined_variations_have_two_factors(case):
     every = [combine_factors(case(text, x=(2, 4))) for text in TEXTS.values()]
     assert sum(map(len, every)) > 50
     for found in every:
-        assert all(len(entry.factors) == 2 for entry in found)
-        assert all(entry.factor == "combined" and " and " in entry.change for entry in found)
+        assert all(len(trial.factors) == 2 for trial, _ in found)
+        assert all(trial.factor == "combined" and " and " in trial.change for trial, _ in found)
 
 
 OLD = {
@@ -152,8 +146,8 @@ OLD = {
 
 @pytest.mark.parametrize("name", OLD)
 def test_attribute_becomes_constant_input_in_newer_opset(case, name):
-    newer = [variation for variation in single_changes(case(OLD[name], opset=9)) if variation.factor == "opset"]
+    newer = [each for each in single_changes(case(OLD[name], opset=9)) if each[0].factor == "opset"]
     assert newer, "the attributes of the old version are no reason not to try a newer one"
-    assert any(feed.constant is not None for variation in newer for feed in variation.variant.feeds)
-    for variation in newer:
-        assert opens(variation.variant), variation.change
+    assert any(feed.constant is not None for _, changed in newer for feed in changed.feeds)
+    for trial, changed in newer:
+        assert opens(changed), trial.change

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import onnx
 import pytest
 
-from partita.runtime.lab.forms import TypedForm, as_example, assignments, forms, ranks
+from partita.runtime.lab.forms import Form, assignments, forms, ranks
 from partita.runtime.lab.placement import Placement
 from partita.runtime.lab.schema import Operator, operators, parse_type, spell_type
 from partita.runtime.lab.tables import Table
@@ -17,13 +19,13 @@ def version(name: str, since: int, domain: str = "") -> Operator:
     return found
 
 
-def written(variant: TypedForm) -> onnx.ModelProto:
-    return variant_model(variant.build())
+def written(form: Form) -> onnx.ModelProto:
+    return variant_model(form.build())
 
 
 def test_older_opset_writes_input_as_attribute():
     for since in (1, 11):
-        nodes = [node for form in forms(version("Squeeze", since)) for node in written(as_example(form)).graph.node]
+        nodes = [node for form in forms(version("Squeeze", since)) for node in written(form).graph.node]
         assert all(len(node.input) == 1 for node in nodes)
         assert ["axes"] in [[attribute.name for attribute in node.attribute] for node in nodes]
 
@@ -32,7 +34,7 @@ def test_inputs_are_matched_by_name_across_versions():
     """Resize 10 has no roi: its second input is the third input of version 19."""
     form = forms(version("Resize", 10))[0]
     assert [form.name_of(index) for index in range(len(form.inputs))] == ["X", "scales"]
-    model = written(as_example(form))
+    model = written(form)
     (scales,) = model.graph.initializer
     assert onnx.numpy_helper.to_array(scales).shape == (4,)
 
@@ -43,7 +45,7 @@ def test_cast_is_written_for_every_type_pair():
     listed, more = assignments(form)
     assert (len(listed), more) == (14 * 14, 0)
     for types in listed:
-        (node,) = written(TypedForm(form, types, "types")).graph.node
+        (node,) = written(replace(form, types=types)).graph.node
         to = onnx.helper.get_node_attr_value(node, "to")
         assert f"tensor({onnx.TensorProto.DataType.Name(to).lower()})" == dict(types)["T2"]
 
@@ -79,6 +81,6 @@ def test_types_are_probed_with_first_supported_form():
     table = Table({version("Resize", 19): frozenset()}, by_need=False)
     waves = table.batches()
     first = next(waves)
-    table.answers |= {variant.key: Placement("rejected") for variant in first}
-    table.answers[first[2].key] = Placement("supported")
-    assert all(variant.form is first[2].form for variant in next(waves))
+    table.answers |= {form: Placement("rejected") for form in first}
+    table.answers[first[2]] = Placement("supported")
+    assert all(form.attributes is first[2].attributes for form in next(waves))
