@@ -9,8 +9,7 @@ import pytest
 from rich.console import Console
 
 from partita.diagnosis.records import FallbackCost, VariantRecord
-from partita.explain.document import headline, render_no_single
-from partita.explain.node_explanation import Explanation, Matches, find
+from partita.explain import Explanation, Matches, find, headline, render_no_single
 from partita.observations import facts
 from partita.observations.records import Probing
 from partita.partition_reports.records import SourceConflict, SubgraphNode, Subgraphs
@@ -37,9 +36,7 @@ def explained(report, query) -> Explanation:
 
 def rendered(found, width=80):
     stream = io.StringIO()
-    print_text(
-        found, "partita.explain.document", Console(file=stream, width=width, force_terminal=False, color_system=None)
-    )
+    print_text(found, "partita.explain", Console(file=stream, width=width, force_terminal=False, color_system=None))
     return stream.getvalue()
 
 
@@ -107,14 +104,14 @@ def test_memcpy_node_shows_tensor_bytes_and_cause():
     found = explained(mixed(), "Memcpy")
     assert found.node == "Memcpy", "the exact name wins over those that begin with it"
     assert words(found).startswith("Memcpy: copies query device to host in prefill and decode")
-    assert "copy in decode: query, device to host, 512 B per run" in words(found)
-    assert f"caused by {DET}" in words(found)
+    assert "Copy in decode" in words(found, 200)
+    assert f"Memcpy query device_to_host 512 B 0.100 {DET}" in words(found, 200)
 
 
 def test_node_lists_the_copies_it_causes():
     found = explained(mixed(), DET)
     assert {copy.name for place in found.places for copy in place.copies_caused} == {"Memcpy", "Memcpy_token_1"}
-    assert "decode: 2 copies, 1 KiB per run" in words(found)
+    assert "Copies caused by the node in decode" in words(found)
 
 
 def test_copied_session_input_is_explained():
@@ -169,7 +166,8 @@ def test_cost_conflicts_and_missing_probes_are_shown():
         "probing": Probing(seconds=1, budget_seconds=5, experiments=1, cached=0, crashes=0, missing_probes=(GATHER,)),
     }
     out = words(explained(report.model_copy(update=update), GATHER))
-    assert "cost in decode 1 copy, 2 KiB, 1.50 ms wait, 0.009 ms execution; not harmless: it causes 1 copy" in out
+    assert "cost in decode copies Memcpy; copy bytes 2 KiB; copy wait ms 1.50; host ms 0.009; time share 50.0 %" in out
+    assert "harmless no; harmless reason it causes 1 copy" in out
     assert "conflicting sources in decode: cpu or gpu (profile)" in out
     assert "probes are missing; the time budget was 5 seconds" in out
 
@@ -179,7 +177,7 @@ def test_partial_name_lists_matches_with_provider_and_reason():
     assert isinstance(found, Matches) and len(found.matches) == 4
     assert [(m.node, m.providers["decode"], m.reason) for m in found.matches][1] == (GATHER, CPU, "no_kernel_op")
     stream = io.StringIO()
-    print_text(found, "partita.explain.document", Console(file=stream, width=80, color_system=None))
+    print_text(found, "partita.explain", Console(file=stream, width=80, color_system=None))
     assert all(match.node in stream.getvalue() for match in found.matches)
     assert render_no_single(found).startswith("'rotary_emb/' matches 4 nodes")
 
