@@ -180,14 +180,12 @@ def matches(report: Report, fitting: list[str]) -> Iterator[Match]:
         yield Match(
             node=name,
             op_type=next((op for op in ops if op), None),
-            providers={phase: _where(node) for phase, node in nodes.items()},
+            providers={
+                phase: "folded" if isinstance(node, FileNode) and node.state == "folded" else provider_of(node)
+                for phase, node in nodes.items()
+            },
             reason=", ".join(dict.fromkeys(entry.reason for entry in found)) or None,
         )
-
-
-def _where(node: FileNode | NodePlacement) -> str:
-    """The provider of a node, `unknown` or `folded`."""
-    return "folded" if isinstance(node, FileNode) and node.state == "folded" else provider_of(node)
 
 
 def explain(report: Report, name: str) -> Explanation:

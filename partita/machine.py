@@ -152,17 +152,17 @@ class MachineReport(Record):
 
 SHOWN = ("ep.version", "ep.full_device_name", "description", "ep.compatibility")
 """Device metadata shown in the view; --json has all of it."""
-COLUMNS = ("name", "usable", "in_build", "plugin", "library_loads", "device_found", "software_device", "seconds")
+COLUMNS = ("name", "usable", "in_build", "plugin", "library_loads", "device_found", "seconds")
 USABLE = "ran a MatMul in a separate process without fallback; the result is correct."
-SOFTWARE = "its driver computes on the CPU; it is not selected automatically."
+SOFTWARE = "software device: its driver computes on the CPU; it is not selected automatically."
 
 
 def document(report: MachineReport) -> Document:
     """Every non-empty section."""
     usable = [entry.name for entry in report.providers if entry.usable]
     chain = ",".join(report.default_chain) or "none"
-    notes = [Line(USABLE, "usable")]
-    notes += [Line(SOFTWARE, "software device")] if any(entry.software_device for entry in report.providers) else []
+    software = ", ".join(entry.name for entry in report.providers if entry.software_device)
+    notes = [Line(USABLE, "usable"), *([Line(SOFTWARE, software)] if software else [])]
     sections = (
         Section("runtime", "ONNX Runtime", (pairs("ONNX Runtime", _runtime(report)),)),
         Section("providers", "Providers", (table_of("Providers", report.providers, *COLUMNS), *notes)),

@@ -26,7 +26,7 @@ from partita.package.records import Evaluation, Quality, StepError, Verification
 from partita.partition_reports.render.terminal import Page
 from partita.partition_reports.request_records import Speculation
 from partita.partition_reports.sections.fallbacks import REASONS_PAGE
-from partita.partition_reports.sections.model import Column
+from partita.partition_reports.sections.model import Column, table
 
 
 class Result(Record):
@@ -260,12 +260,10 @@ def render_refusal(rows: Sequence[RefusedNode], width: int | None = None) -> str
     ranked = sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))
     cells = [
         (operator, str(len(names)), provider, reason, name_some(names, NAMES))
-        for (operator, provider, reason), names in ranked[:MOST_ROWS]
+        for (operator, provider, reason), names in ranked
     ]
-    others = [len(names) for _, names in ranked[MOST_ROWS:]]
-    rest = f"and {sum(others)} more nodes in {len(others)} more groups" if others else ""
-    titles = ("operator", "nodes", "would run on", "reason", "names")
-    page.table([Column(title, title == "nodes") for title in titles], cells, rest)
+    heads = ("operator", Column("nodes"), "would run on", "reason", "names")
+    page.table(table("Nodes", heads, cells, most=MOST_ROWS, obvious=True))
     _show_evidence(page, rows)
     return stream.getvalue()
 

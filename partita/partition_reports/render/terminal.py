@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
@@ -16,7 +17,6 @@ from partita.observations.native_text import cut
 from partita.observations.text_format import clean
 from partita.partition_reports.sections.model import (
     Block,
-    Column,
     Command,
     Document,
     Group,
@@ -101,15 +101,17 @@ class Page:
         lines = _command_lines([quote(self.sanitised(word)) for word in words], self.width - indent)
         return [Text(" " * indent + line, style=COMMAND) for line in lines]
 
-    def table(
-        self, columns: Sequence[Column], rows: Sequence[Sequence[str]], rest: str = "", *, headless: bool = False
-    ) -> None:
-        """Print a table, in parts with the first column each if it is too wide. `rest`: a line about omitted rows."""
-        room = self.width - INDENT
-        heads = [self.sanitised(column.title) for column in columns]
-        cells = [[self.sanitised(cell) for cell in row] for row in rows]
-        shown = cells if headless else [heads, *cells]
-        natural = [max((cell_len(row[n]) for row in shown), default=0) for n in range(len(columns))]
+    def table(self, table: Table) -> None:
+        """Print the first rows of a table and the number of the others.
+
+        A table that is too wide is split into parts with the first column each.
+        """
+        room, (rows, rest), columns = self.width - INDENT, shown_rows(table), table.columns
+        if not table.obvious and not table.headless:
+            self.line(table.caption, style=DIM)
+        heads = ["" if table.headless else self.sanitised(column.title) for column in columns]
+        cells = [[self.sanitised(cell) for cell in row.cells] for row in rows]
+        natural = [max(cell_len(row[n]) for row in (heads, *cells)) for n in range(len(columns))]
         is_wide = _total(natural) > room
         if is_wide:
             heads = [head.replace(" ", "\n") if columns[n].number else head for n, head in enumerate(heads)]
@@ -122,11 +124,12 @@ class Page:
         for number, part in enumerate(_parts(least, room)):
             if number:
                 self.console.print()
-            grid = RichTable(box=None if headless else SIMPLE_HEAD, show_header=not headless, show_edge=False)
-            grid.pad_edge, grid.padding, grid.border_style = False, (0, GAP - 1 + headless, 0, 0), DIM
+            grid = RichTable(box=None if table.headless else SIMPLE_HEAD, show_header=not table.headless)
+            grid.show_edge, grid.pad_edge, grid.border_style = False, False, DIM
+            grid.padding = (0, GAP if table.headless else GAP - 1, 0, 0)
             for n in part:
                 column = columns[n]
-                justify = "right" if column.number else "left"
+                justify: Literal["left", "right"] = "right" if column.number else "left"
                 width = least[n] if is_wide and n == 0 else None
                 head = Text(heads[n], BOLD)
                 grid.add_column(head, justify=justify, width=width, no_wrap=column.number, overflow="fold")
@@ -246,10 +249,7 @@ def _show_block(page: Page, block: Block, indent: int) -> None:
         if block.does:
             page.line(block.does, indent=indent + INDENT, style=DIM)
     elif isinstance(block, Table):
-        rows, rest = shown_rows(block)
-        if not block.obvious and not block.headless:
-            page.line(block.caption, style=DIM)
-        page.table(block.columns, [row.cells for row in rows], rest, headless=block.headless)
+        page.table(block)
     elif isinstance(block, Group):
         if block.title:
             page.line(block.title, indent=indent, hang=INDENT, style=BOLD)
