@@ -10,6 +10,7 @@ from partita.diagnosis.reasons.table import REASONS
 from partita.diagnosis.records import Fallback, FallbackCost, KernelPath, SkippedProvider, VariantRecord
 from partita.observations.codes import PROVIDER_CODES
 from partita.observations.facts import AS_IS
+from partita.observations.records import ChainEntry
 from partita.observations.text_format import (
     NOT_KNOWN,
     decimals,
@@ -62,7 +63,7 @@ GroupKey = tuple[str, str]
 
 def section(report: Report) -> Section:
     """Unavailable providers, rejected parts, then fallback nodes by reason."""
-    blocks: list[Block] = [_unavailable(report, entry.provider) for entry in report.chain if entry.status != "active"]
+    blocks: list[Block] = [_unavailable(report, entry) for entry in report.chain if entry.status != "active"]
     if report.rejected_parts:
         names = ("file", "provider", "nodes", "evidence", "minimal", "attempts")
         title = "Rejected parts of the graph, found by bisection"
@@ -85,12 +86,11 @@ def _none_text(report: Report) -> str:
     return "None: ONNX Runtime folded the whole graph at load time." if is_folded(report) else "No nodes are known."
 
 
-def _unavailable(report: Report, provider: str) -> Group:
+def _unavailable(report: Report, entry: ChainEntry) -> Group:
     """An unavailable provider of the chain."""
-    entry = next(entry for entry in report.chain if entry.provider == provider)
     lines = [Line(entry.evidence or "none", "evidence"), *([Line(entry.remedy, "remedy")] if entry.remedy else [])]
-    commands = _commands(steps_for(situation_of(report), entry.reason or "", provider))
-    return Group(f"{provider} is unavailable: {entry.reason or 'no reason known'}", (*lines, *commands))
+    commands = _commands(steps_for(situation_of(report), entry.reason or "", entry.provider))
+    return Group(f"{entry.provider} is unavailable: {entry.reason or 'no reason known'}", (*lines, *commands))
 
 
 def _commands(actions: Iterable[Action]) -> list[Command]:
@@ -277,12 +277,9 @@ def _finding(report: Report, members: Sequence[Fallback], shows_remedy: bool) ->
         blocks += [Line(other.remedy, f"remedy for {name}", "good")]
     title = f"{plural(len(by_node), 'node')} with cost"
     blocks.append(Group(title, (_cost_table(report, list(by_node.values())),), folded=True))
-    probes: dict[tuple[VariantRecord, ...], dict[str, None]] = {}
-    for entry in members:
-        for each_provider in entry.preferred:
-            if each_provider.variants:
-                probes.setdefault(each_provider.variants, {})[entry.node] = None
-    for variants, nodes in probes.items():
+    probed = [(why.variants, entry.node) for entry in members for why in entry.preferred if why.variants]
+    for variants, tried in grouped(probed, lambda pair: pair[0]).items():
+        nodes = dict.fromkeys(node for _, node in tried)
         title = f"{plural(len(variants), 'probe')} of {name_some(nodes, NAMED)}"
         blocks.append(Group(title, tuple(probe_table(title, variants)), folded=True))
     return Group("", tuple(blocks))
@@ -439,9 +436,10 @@ def _kernel_table(paths: Sequence[KernelPath]) -> Table:
     counts: Mapping[tuple[str, ...], Counter[str]] = {
         kind: Counter(entry.phase for entry in entries) for kind, entries in grouped(paths, _kind).items()
     }
-    rows = [(*kind, *(str(counts[kind][phase]) for phase in phases)) for kind in sorted(counts)]
+    kinds = sorted(counts, key=lambda kind: (kind[3] != "yes", kind))
+    rows = [(*kind, *(str(counts[kind][phase]) for phase in phases)) for kind in kinds]
     heads = ("operator", "path", "provider", "slow", "evidence", *numbers(*(f"{phase} nodes" for phase in phases)))
-    return table("Kernel paths", heads, sorted(rows, key=lambda row: row[3] != "yes"), obvious=True)
+    return table("Kernel paths", heads, rows, obvious=True)
 
 
 def _kind(entry: KernelPath) -> tuple[str, ...]:

@@ -202,7 +202,7 @@ def table(
     return Table(caption, heads, made, most, obvious)
 
 
-def numbers(*titles: str) -> tuple[Column, ...]:
+def numbers(*titles: str) -> tuple[Column | str, ...]:
     """Columns of numbers."""
     return tuple(map(Column, titles))
 

@@ -102,7 +102,11 @@ def layers_section(report: Report) -> Section | None:
     """Nodes and time per layer, and the map of the layers; None if no nodes are known."""
     if not used_phases(report):
         return None
-    blocks = (layer_map(report), _group_table(report, "layer", "by_layer"), *_notes(report, "by_layer"))
+    blocks: tuple[Block, ...] = (
+        layer_map(report),
+        _group_table(report, "layer", "by_layer"),
+        *_notes(report, "by_layer"),
+    )
     return Section("layers", "Layers", blocks)
 
 
@@ -144,7 +148,11 @@ def _group_table(report: Report, title: str, field: str) -> Table:
             cells.append(decimals(entry.host_us_per_run, 1e-3) if entry else NOT_KNOWN)
             cells.append(percent(entry.time_share) if entry else NOT_KNOWN)
         rows.append(cells)
-    heads = [title, *numbers("nodes", *(["added"] if added else [])), *(["fallbacks"] if several else [])]
+    heads: list[Column | str] = [
+        title,
+        *numbers("nodes", *(["added"] if added else [])),
+        *(["fallbacks"] if several else []),
+    ]
     for phase in phases if is_timed(report) else ():
         heads += numbers(f"{phase.name} ms", f"{phase.name} share")
     return table(f"By {title}", heads, rows, most=MOST, obvious=True)
@@ -214,7 +222,7 @@ def _node_table(report: Report, phases: Sequence[Phase]) -> Table:
             ("compiled from " if node.op_type == COMPILED and node.replaces else "") + name_some(node.replaces, NAMED),
         )
         rows.append(Row(cells, anchors[last.name, node.name]))
-    heads = ["node", Column("position"), "operator", "provider", Column("layer"), "module"]
+    heads: list[Column | str] = ["node", Column("position"), "operator", "provider", Column("layer"), "module"]
     heads += [*numbers(*(f"{phase.name} host ms" for phase in timed), "output"), "reason", "replaces"]
     runs = "the last run" if last.name == "run" else f"the last run of {last.name}"
     return table(f"Nodes in execution order; output: bytes in {runs}", heads, rows)
