@@ -17,26 +17,18 @@ from partita.partition_reports.sections.overview import model_name, sign_and_ton
 from tests.partition_reports import pages
 from tests.partition_reports.html_tree import Element, read, section, words
 from tests.partition_reports.report_changes import each_phase, with_cost
-from tests.partition_reports.reports import dry_report, empty_report, many_inputs, recorded
-from tests.partition_reports.samples import NO_GPU_CHAIN, recorded_facts, report_of, shown
+from tests.partition_reports.reports import REPORTS as OTHERS
+from tests.partition_reports.reports import dry_report
+from tests.partition_reports.samples import shown
 
 LARGEST_PAGE = 2_000_000
 
 
 REPORTS = {
-    "mixed": pages.mixed_report,
-    "cpu": pages.cpu_report,
+    **OTHERS,
     "deep": lambda: pages.deep_report(layers=3, repeats=1),
     "hostile": pages.hostile_report,
     "control characters": lambda: pages.hostile_report(pages.CONTROL),
-    "refused": pages.refused_report,
-    "dry": dry_report,
-    "unavailable": lambda: report_of(recorded_facts(), NO_GPU_CHAIN),
-    "empty": empty_report,
-    "many inputs": many_inputs,
-    "recorded webgpu": lambda: recorded("webgpu"),
-    "recorded openvino": lambda: recorded("openvino"),
-    "recorded cuda dry run": lambda: recorded("cuda_dry_run"),
 }
 
 

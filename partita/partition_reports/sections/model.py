@@ -21,6 +21,8 @@ from partita.observations.text_format import (
 )
 from partita.remedies import shell
 
+MOST = 12
+"""Maximum shown rows of a long table in views that shorten tables."""
 BARS = "▁▂▃▄▅▆▇█"
 Tone = Literal["plain", "quiet", "good", "mild", "warn", "bad"]
 """Meaning of a text; a view may show it as a colour, but not as a colour only."""

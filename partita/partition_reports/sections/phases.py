@@ -30,6 +30,7 @@ from partita.partition_reports.outcome import (
 )
 from partita.partition_reports.records import Copy, Phase, Report
 from partita.partition_reports.sections.model import (
+    MOST,
     Block,
     Column,
     Line,
@@ -55,8 +56,6 @@ WORK_NOTE = (
     "One step. read: weights, and cached keys and values. flops: products and attention. ceiling share: the time of "
     "this work at the measured rates of the machine, as a share of its host time."
 )
-MOST = 12
-"""Maximum shown rows of a table in views that shorten tables."""
 
 
 def section(report: Report) -> Section:

@@ -39,6 +39,7 @@ from partita.partition_reports.outcome import (
 )
 from partita.partition_reports.records import FileNode, GroupShare, NodePlacement, Phase, Report
 from partita.partition_reports.sections.model import (
+    MOST,
     Block,
     Column,
     Group,
@@ -63,8 +64,6 @@ NAMED = 8
 """Maximum nodes named in a cell."""
 NAMED_EXECUTED = 3
 """Maximum executed nodes named in the title of a node."""
-MOST = 12
-"""Maximum shown rows of a table in views that shorten tables."""
 COLOURS = 6
 """Number of provider colours in the style; they repeat for further providers."""
 INTRODUCTION = "Every block is a node of the file, or one that ONNX Runtime added, in execution order."

@@ -16,6 +16,7 @@ from partita.partition_reports.render.show import View, Views
 from partita.partition_reports.request_records import GraphCapture, ModelInput
 from partita.partition_reports.sections import fallbacks, overview, phases, placement
 from partita.partition_reports.sections.model import (
+    MOST,
     Block,
     Document,
     Group,
@@ -25,9 +26,6 @@ from partita.partition_reports.sections.model import (
     pairs,
     table_of,
 )
-
-MOST = 12
-"""Maximum shown rows of a table in views that shorten tables."""
 
 
 def checks_section(report: Report) -> Section:
