@@ -15,10 +15,9 @@ from partita.diagnosis.actions import CHECKPOINT, steps_for
 from partita.diagnosis.reasons.table import REASONS
 from partita.diagnosis.records import VariantRecord
 from partita.partition_reports.records import Report
-from partita.partition_reports.sections.fallbacks import by_reason
+from partita.partition_reports.sections.fallbacks import by_reason, for_reason, situation_of, top_actions
 from partita.partition_reports.sections.model import Command, Line
 from partita.partition_reports.sections.overview import remedies
-from partita.partition_reports.sections.shared import for_reason, situation_of, top_actions
 from tests.foreign.conftest import SAMPLES
 from tests.partition_reports import pages
 from tests.partition_reports.reports import REPORTS, recorded

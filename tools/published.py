@@ -23,9 +23,9 @@ from partita.diagnosis.evidence import GROUNDS
 from partita.diagnosis.reasons.base import Reason
 from partita.diagnosis.reasons.table import PRECEDENCE, REASONS, explain
 from partita.drift.records import Drift
-from partita.explain.node_explanation import Explanation, Matches
+from partita.explain import Explanation, Matches
 from partita.inspection.records import Inspection
-from partita.machine.records import MachineReport
+from partita.machine import MachineReport
 from partita.package.folder import Manifest
 from partita.partition_reports.records import Report
 from partita.support.records import SupportTable

@@ -19,8 +19,7 @@ from partita.observations.text_format import (
 )
 from partita.partition_reports.outcome import FEW_STEPS, TOO_FEW
 from partita.partition_reports.render.show import Views
-from partita.partition_reports.sections.model import Block, Document, Head, Line, Pairs, Section, numbers, table
-from partita.partition_reports.sections.shared import runtime_name
+from partita.partition_reports.sections.model import Block, Document, Line, Section, numbers, pairs, table
 
 MARKS = {"differs": "", "within_noise": "~", "too_few_rounds": "?"}
 RATIOS = (
@@ -62,15 +61,12 @@ def _workload(bench: Bench) -> Section:
         f"{plural(bench.prompt_tokens, 'prompt token')}, {bench.max_new_tokens} new tokens, greedy, "
         f"{rows} {'row' if rows == '1' else 'rows'}; stop tokens are ignored"
     )
-    pairs: list[tuple[str, tuple[str, ...]]] = [
-        ("package" if len(packages) == 1 else "packages", tuple(map(_describe, packages))),
-        ("workload", (summary,)),
-    ]
+    shown = [*(("package", _describe(package)) for package in packages), ("workload", summary)]
     if machine is not None:
         threads = "" if bench.threads is None else f", --threads {bench.threads}"
-        pairs.append(("machine", (f"{machine.cpu}, {plural(machine.logical_cores, 'core')}{threads}",)))
-        pairs.append(("runtime", (runtime_name(machine),)))
-    return Section("bench", "Benchmark", (Pairs("Measured configuration", tuple(pairs)),))
+        shown.append(("machine", f"{machine.cpu}, {plural(machine.logical_cores, 'core')}{threads}"))
+        shown.append(("runtime", machine.runtime))
+    return Section("bench", "Benchmark", (pairs("Measured configuration", shown),))
 
 
 def _describe(package: PackageFacts) -> str:
@@ -116,7 +112,7 @@ def _render_ratio(ratio: Ratio | None) -> str:
 
 def _start(bench: Bench) -> Section:
     """Single figures, and whether the tokens are the same."""
-    heads: tuple[Head, ...] = ("contender", *numbers("first token ms", "load s", "peak memory"))
+    heads = ("contender", *numbers("first token ms", "load s", "peak memory"))
     rows = [
         (
             entry.name,
@@ -156,7 +152,7 @@ def _placement(bench: Bench) -> Iterator[Section]:
             rows.append((entry.name, phase.phase, providers, str(phase.copies), moved, share))
         sentences = (entry.headline, *entry.bounds, entry.summary_missing_reason)
         lines += [Line(sentence, entry.name) for sentence in sentences if sentence]
-    heads: tuple[Head, ...] = ("contender", "phase", "nodes", *numbers("copies", "bytes/run", "share of step"))
+    heads = ("contender", "phase", "nodes", *numbers("copies", "bytes/run", "share of step"))
     blocks: list[Block] = (
         [table("Nodes and copies of a run", heads, rows), Line(EXPLAINED, tone="quiet")] if rows else []
     )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from partita.capacity.records import Estimate, Plan
 from partita.observations.text_format import decimals, human_bytes, plural
 from partita.partition_reports.render.show import Views
-from partita.partition_reports.sections.model import Column, Document, Fold, Line, Pairs, Plot, Point, Section, table
+from partita.partition_reports.sections.model import Column, Document, Line, Section, pairs, table
 
 
 def document(plan: Plan) -> Document:
@@ -55,15 +55,12 @@ def _range(found: Estimate) -> str:
 
 
 def _memory(plan: Plan) -> Section:
-    """Memory by kind, and as a plot in the page."""
+    """Memory by kind."""
     rows: list[tuple[str, str, str]] = [(part.name, human_bytes(part.size_bytes), part.basis) for part in plan.memory]
     if plan.load_bytes == plan.required_bytes:
         rows.append(("peak of loading", human_bytes(plan.load_bytes), "packed weights and the mapped file together"))
     heads = ("memory", Column("size"), "basis")
-    points = tuple(Point(part.name, float(part.size_bytes)) for part in plan.memory)
-    plot = Plot("Memory in bytes", points, float(plan.device.available_bytes), "available memory")
-    found = table("Memory at full context", heads, rows)
-    return Section("memory", "Memory", (found, Fold("Plot of the memory", (plot,))))
+    return Section("memory", "Memory", (table("Memory at full context", heads, rows),))
 
 
 def _speed(plan: Plan) -> Section:
@@ -89,9 +86,9 @@ def _model(plan: Plan) -> Section:
     limit = "unknown" if plan.context_limit is None else f"{plan.context_limit:,}"
     parameters = f", {plan.parameters:,} parameters" if plan.parameters else ""
     rows = (
-        ("model", (f"{plan.model_type}{parameters}, {plan.precision}, attention {plan.attention} ({plan.kind})",)),
-        ("cache", (f"{plan.cache_bytes_per_token:,} bytes per token and row; maximum context {limit}",)),
-        ("device", (f"{plan.device.title}, {human_bytes(plan.device.memory_bytes)}; {plan.device.source}",)),
+        ("model", f"{plan.model_type}{parameters}, {plan.precision}, attention {plan.attention} ({plan.kind})"),
+        ("cache", f"{plan.cache_bytes_per_token:,} bytes per token and row; maximum context {limit}"),
+        ("device", f"{plan.device.title}, {human_bytes(plan.device.memory_bytes)}; {plan.device.source}"),
     )
     notes = tuple(Line(note, "note", "quiet") for note in plan.notes)
-    return Section("model", "Model and device", (Pairs("Model and device", rows), *notes))
+    return Section("model", "Model and device", (pairs("Model and device", rows), *notes))

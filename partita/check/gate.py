@@ -20,8 +20,8 @@ from partita.options.fields import with_flags
 from partita.partition_reports.groups import grouped
 from partita.partition_reports.outcome import failure_of, is_known
 from partita.partition_reports.records import Phase, Report
-from partita.partition_reports.render.show import View, Views, terminal_view
-from partita.partition_reports.sections.model import Document, Row, Section, table
+from partita.partition_reports.render.show import Views, terminal_view
+from partita.partition_reports.sections.model import Document, Section, table
 from partita.partition_reports.timing import rows_of
 
 BASELINE = {
@@ -203,7 +203,7 @@ def document(result: GateResult) -> Document:
     """The document; failed requirements come first."""
     ranked = sorted(result.outcomes, key=lambda outcome: outcome.met)
     heads = ("requirement", "passed", "value")
-    rows = [Row((outcome.check, "yes" if outcome.met else "NO", outcome.detail)) for outcome in ranked]
+    rows = [(outcome.check, "yes" if outcome.met else "NO", outcome.detail) for outcome in ranked]
     section = Section("checks", "Checks", (table("Requirements", heads, rows, obvious=True),))
     return Document(
         kind="Check of a report",
@@ -213,20 +213,17 @@ def document(result: GateResult) -> Document:
     )
 
 
-def text_view() -> View:
-    """One line per failed requirement, or one if all hold. Lines are not wrapped, for searching logs."""
+def _show(result: GateResult, console: Any) -> None:
+    """Print one line per failed requirement, or one if all hold. Lines are not wrapped, for searching logs."""
     from partita.partition_reports.render.terminal import BOLD, Page
 
-    def show(result: GateResult, console: Any) -> None:
-        page = Page(console)
-        if result.passed:
-            checked = "; ".join(f"{outcome.check} ({outcome.detail})" for outcome in result.outcomes)
-            page.put(f"{headline(result)}: {checked}", BOLD)
-        for outcome in result.outcomes:
-            if not outcome.met:
-                page.put(f"FAILED {outcome.check}: {outcome.detail}")
-
-    return terminal_view("text", show)
+    page = Page(console)
+    if result.passed:
+        checked = "; ".join(f"{outcome.check} ({outcome.detail})" for outcome in result.outcomes)
+        page.put(f"{headline(result)}: {checked}", BOLD)
+    for outcome in result.outcomes:
+        if not outcome.met:
+            page.put(f"FAILED {outcome.check}: {outcome.detail}")
 
 
-VIEWS = Views(document, own={"text": text_view})
+VIEWS = Views(document, own={"text": terminal_view("text", _show)})

@@ -70,13 +70,12 @@ def _show(file: Path, view: str, out: Path | None, *, next_to: bool = False) -> 
 
 def explain(options: ExplainCommand) -> None:
     """Show everything about one node. Raises UsageError, after listing matches, unless `node` matches exactly one."""
-    from partita.explain import node_explanation
-    from partita.explain.document import render_no_single
+    from partita.explain import Matches, find, render_no_single
 
     file, as_json = Path(options.file), requested_view(options) == "json"
     showing = prepare(options)
-    found = node_explanation.find(storage.read(file), options.node)
-    if isinstance(found, node_explanation.Matches):
+    found = find(storage.read(file), options.node)
+    if isinstance(found, Matches):
         if found.matches or as_json:
             showing.show(found)
         raise UsageError(f"{file}: {render_no_single(found)}")

@@ -16,7 +16,7 @@ from rich.console import Console
 import partita
 from partita.errors import PartitaError, ProviderError, ProviderRefusal, RefusedNode, public_type
 from partita.library.batches.batch_run import BatchRunResult
-from partita.machine.records import MachineReport
+from partita.machine import MachineReport
 from partita.observations.records import ChainEntry, Record, RemedyRecord, remedy_records
 from partita.observations.text_format import name_some, plural, short_provider
 from partita.options.fields import with_flags
@@ -25,8 +25,8 @@ from partita.package.folder import Manifest
 from partita.package.records import Evaluation, Quality, StepError, Verification
 from partita.partition_reports.render.terminal import Page
 from partita.partition_reports.request_records import Speculation
-from partita.partition_reports.sections.model import Column
-from partita.partition_reports.sections.shared import REASONS_PAGE
+from partita.partition_reports.sections.fallbacks import REASONS_PAGE
+from partita.partition_reports.sections.model import Column, table
 
 
 class Result(Record):
@@ -260,12 +260,10 @@ def render_refusal(rows: Sequence[RefusedNode], width: int | None = None) -> str
     ranked = sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))
     cells = [
         (operator, str(len(names)), provider, reason, name_some(names, NAMES))
-        for (operator, provider, reason), names in ranked[:MOST_ROWS]
+        for (operator, provider, reason), names in ranked
     ]
-    others = [len(names) for _, names in ranked[MOST_ROWS:]]
-    rest = f"and {sum(others)} more nodes in {len(others)} more groups" if others else ""
-    titles = ("operator", "nodes", "would run on", "reason", "names")
-    page.table([Column(title, title == "nodes") for title in titles], cells, rest)
+    heads = ("operator", Column("nodes"), "would run on", "reason", "names")
+    page.table(table("Nodes", heads, cells, most=MOST_ROWS, obvious=True))
     _show_evidence(page, rows)
     return stream.getvalue()
 

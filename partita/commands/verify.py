@@ -24,7 +24,7 @@ from partita.options.inspection import EvaluateCommand, VerifyCommand
 from partita.package.folder import Manifest, check_files
 from partita.package.records import Evaluation, Verification
 from partita.partition_reports.render.terminal import ALARM, GOOD, Page
-from partita.partition_reports.sections.model import Column
+from partita.partition_reports.sections.model import numbers, pairs, table
 from partita.remedies import Remedy
 
 LOCATE = Remedy(
@@ -100,14 +100,9 @@ def show(package: Path, result: Verification, console: Console) -> None:
     if result.rerouted:
         ties += f", {plural(result.rerouted, 'position')} excluded because rounding selects other experts there"
     tolerance_text = "none" if result.tolerance is None else f"{result.tolerance:g} (largest relative error)"
-    page.pairs([("reference", result.reference or NOT_KNOWN), ("tolerance", f"{tolerance_text}{ties}")])
-    columns = (
-        Column("step", number=False),
-        Column("output", number=False),
-        Column("max abs err"),
-        Column("max rel err"),
-        Column("greedy tokens", number=False),
-    )
+    facts = [("reference", result.reference or NOT_KNOWN), ("tolerance", f"{tolerance_text}{ties}")]
+    page.table(pairs("Verification", facts))
+    heads = ("step", "output", *numbers("max abs err", "max rel err"), "greedy tokens")
     rows = [
         (
             step.step,
@@ -118,7 +113,7 @@ def show(package: Path, result: Verification, console: Console) -> None:
         )
         for step in result.steps
     ]
-    page.table(columns, rows)
+    page.table(table("Steps", heads, rows, obvious=True))
 
 
 def evaluate(options: EvaluateCommand) -> int:
@@ -150,8 +145,8 @@ def show_evaluation(package: Path, manifest: Manifest, result: Evaluation, conso
         rows.append((name, here, "" if stored is None else nats(getattr(stored, field), digits)))
     if stored is not None:
         tokens = f"{result.tokens:,} predicted tokens, windows of {stored.window_tokens} tokens"
-        page.pairs([("text", f"{stored.text}, {tokens}")])
-    page.table((Column("figure", number=False), Column("here"), Column("at export")), rows)
+        page.table(pairs("Text", [("text", f"{stored.text}, {tokens}")]))
+    page.table(table("Quality", ("figure", *numbers("here", "at export")), rows, obvious=True))
     if result.kl_tokens is None or result.kl_share is None:
         bound = "not measured: the package lacks the source model's probabilities; export it again"
     else:
@@ -161,4 +156,4 @@ def show_evaluation(package: Path, manifest: Manifest, result: Evaluation, conso
         )
         if stored is not None and (likely := stored.likely) is not None:
             bound += f"; at export: {nats(likely.kl_mean)}, 99th percentile {nats(likely.kl_p99, 3)}"
-    page.pairs([("divergence", bound)])
+    page.table(pairs("Divergence", [("divergence", bound)]))

@@ -20,7 +20,7 @@ from partita.observations.text_format import (
 )
 from partita.partition_reports.groups import grouped
 from partita.partition_reports.render.show import Views
-from partita.partition_reports.sections.model import Block, Column, Document, Group, Line, Pairs, Section, table
+from partita.partition_reports.sections.model import Block, Column, Document, Group, Line, Section, pairs, table
 
 NAMES = 12
 """Maximum number of names in a line; --json has all."""
@@ -109,12 +109,12 @@ def _is_explained(change: Change, found: Comparison) -> bool:
 
 def _sides(found: Comparison) -> Section:
     """The two files."""
-    rows = tuple(
-        (letter, (f"{side.name}: {side.description}{f', {side.created}' if side.created else ''}",))
+    rows = (
+        (letter, f"{side.name}: {side.description}{f', {side.created}' if side.created else ''}")
         for letter, side in (("A", found.before), ("B", found.after))
     )
     equal = Line(f"{plural(found.equal_rows, 'value')} equal in both", tone="quiet")
-    return Section("files", "Compared", (Pairs("Compared", rows), equal), folded=True)
+    return Section("files", "Compared", (pairs("Compared", rows), equal), folded=True)
 
 
 def _table(part: Part, changes: Sequence[Change]) -> Iterator[Block]:
@@ -133,9 +133,7 @@ def _table(part: Part, changes: Sequence[Change]) -> Iterator[Block]:
     used = [column for column in range(len(heads)) if any(row[column] for row in cells)]
     columns = [Column(heads[column], number=part is PARTS["cost"] and column > 1) for column in used]
     shown = [[row[column] for column in used] for row in cells]
-    yield table(
-        part.title, columns, shown, obvious=True, most=ROWS, rest=lambda shown: f"the first {shown}; the JSON has all"
-    )
+    yield table(part.title, columns, shown, obvious=True, most=ROWS)
     if any(change.details.get("spread") == "within" for change in changes):
         yield Line("~: not significant; each run's median step is within the other run's p95.")
 

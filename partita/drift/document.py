@@ -11,11 +11,9 @@ from partita.partition_reports.render.show import Views
 from partita.partition_reports.sections.model import (
     Block,
     Document,
-    Head,
     Line,
-    Plot,
-    Point,
     Section,
+    bars,
     numbers,
     pairs,
     table,
@@ -136,13 +134,11 @@ def _growth(found: Drift) -> Section | None:
     """Errors over the layers."""
     if not found.layers:
         return None
-    limit = max(part.tolerance for part in found.layers)
-    points = tuple(Point(part.name, part.error) for part in found.layers)
-    plot = Plot("error in the whole graph, by layer", points, limit, "tolerance")
-    columns: tuple[Head, ...] = ("layer", *numbers("own error", "in the graph", "largest", "reference"), "")
+    growth = Line(bars(part.error for part in found.layers), "error in the whole graph, by layer")
+    columns = ("layer", *numbers("own error", "in the graph", "largest", "reference"), "")
     rows = [(*_cells(part), _value(part.largest), _value(part.largest_reference), _over(part)) for part in found.layers]
-    shown = table("Errors by layer", columns, rows, obvious=True, most=ROWS, rest=_more)
-    return Section("layers", "Layers", (plot, shown))
+    shown = table("Errors by layer", columns, rows, obvious=True, most=ROWS)
+    return Section("layers", "Layers", (growth, shown))
 
 
 def _cells(part: PartDrift) -> tuple[str, ...]:
@@ -163,13 +159,9 @@ def _nodes(found: Drift) -> Section | None:
     """Nodes of the first layer over tolerance, or all nodes."""
     if not found.nodes:
         return None
-    columns: tuple[Head, ...] = ("node", *numbers("own error", "in the graph"), "")
+    columns = ("node", *numbers("own error", "in the graph"), "")
     rows = [(*_cells(part), _over(part)) for part in found.nodes]
-    return Section("nodes", "Nodes", (table("Errors by node", columns, rows, obvious=True, most=ROWS, rest=_more),))
-
-
-def _more(shown: int) -> str:
-    return f"the first {shown}; the JSON has all"
+    return Section("nodes", "Nodes", (table("Errors by node", columns, rows, obvious=True, most=ROWS),))
 
 
 def _trials(found: Drift) -> Section | None:

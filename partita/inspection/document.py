@@ -5,29 +5,33 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from partita.inspection.records import (
+    CacheFacts,
     GraphFacts,
     Inspection,
     ModulePrecision,
-    PortFacts,
+    Provenance,
     Size,
 )
 from partita.observations.records import remedy_of
 from partita.observations.text_format import families, human_bytes, listing, name_some, plural, tally
 from partita.package.contract import State
 from partita.package.folder import AdapterRecord
+from partita.package.records import ForeignRecord
+from partita.partition_reports.groups import grouped
 from partita.partition_reports.render.show import Views
 from partita.partition_reports.sections.model import (
     Block,
     Column,
     Document,
-    Fold,
-    Head,
+    Group,
     Line,
     Section,
+    Table,
     fields_of,
     numbers,
     pairs,
     table,
+    table_of,
 )
 
 OPERATORS = 20
@@ -38,25 +42,33 @@ ROWS = 40
 
 def document(found: Inspection) -> Document:
     """Every section that is not empty."""
+    licence = fields_of(found.licence, "name", prefix="licence ")
     sections = (
-        _model(found),
+        Section("model", "Model", (pairs("Model", fields_of(found.model)),)),
         *(_graph(graph) for graph in found.graphs),
-        _contract(found),
-        _foreign(found),
-        _cache(found),
-        _weights(found),
-        _modules(found.modules),
-        _provenance(found),
-        _adapters(found),
-        _files(found),
-        _companions(found),
+        Section("contract", "Contract", _contract(found)),
+        Section("foreign", "Detected layout", _foreign(found.foreign) if found.foreign else ()),
+        Section("cache", "Cache", _cache(found.cache) if found.cache and found.cache.states else ()),
+        Section("weights", "Weights", (_weights(found),), human_bytes(found.weights.size_bytes)),
+        Section("modules", "Precision by module", (_modules(found.modules),)),
+        Section("provenance", "Provenance", tuple(_provenance(found.provenance))),
+        Section("adapters", "Adapters", (pairs("Adapters", _adapters(found)),)),
+        Section("files", "Files", tuple(_files(found))),
+        Section(
+            "companions",
+            "Tokenizer and licence",
+            (
+                pairs("Tokenizer", fields_of(found.tokenizer, "files")),
+                pairs("Licence", [("licence", found.licence.name or "unknown"), *licence]),
+            ),
+        ),
     )
     return Document(
         kind=f"Contents of {'an' if found.kind.startswith('onnx') else 'a'} {found.kind}",
         name=found.path,
         headline=(summary(found),),
         opening=tuple(_findings(found)),
-        sections=tuple(section for section in sections if section is not None),
+        sections=tuple(section for section in sections if section.has_content),
         created=found.provenance.created or "",
         version=found.partita_version,
     )
@@ -74,162 +86,91 @@ def _findings(found: Inspection) -> Iterator[Line]:
             yield Line(str(remedy), "remedy")
 
 
-def _model(found: Inspection) -> Section | None:
-    shown = pairs("Model", fields_of(found.model))
-    return Section("model", "Model", (shown,)) if shown.rows else None
-
-
 def _graph(graph: GraphFacts) -> Section:
     """Operators, operator sets, inputs and outputs of one file."""
-    opsets = ", ".join(f"{domain_name(domain)} {version}" for domain, version in sorted(graph.opsets.items()))
-    rows = [*fields_of(graph, "file", "opsets", "metadata"), ("opsets", opsets)]
-    for domain in dict.fromkeys(entry.domain for entry in graph.operators):
-        counts = {entry.operator: entry.nodes for entry in graph.operators if entry.domain == domain}
-        rows.append((f"of {domain_name(domain)}", tally(counts, OPERATORS)))
-    rows += [(key, value) for key, value in graph.metadata.items()]
-    heads = ("input or output", "role", "type", "shape")
+    rows = fields_of(graph, "file", "metadata")
+    for domain, entries in grouped(graph.operators, lambda entry: entry.domain).items():
+        rows.append((f"of {domain_name(domain)}", tally({entry.operator: entry.nodes for entry in entries}, OPERATORS)))
     ports = [
-        *(_port_row(port) for port in graph.inputs),
-        *((f"-> {name}", *rest) for name, *rest in map(_port_row, graph.outputs)),
+        (f"{arrow}{port.name}", port.role or "-", port.dtype or "-", shape_text(port.shape))
+        for arrow, ports in (("", graph.inputs), ("-> ", graph.outputs))
+        for port in ports
     ]
-    blocks: tuple[Block, ...] = (pairs("Graph", rows),)
-    if ports:
-        blocks += (table("Inputs and outputs", heads, ports, obvious=True, most=ROWS, rest=_more),)
-    return Section(f"graph-{graph.file}", f"Graph {graph.file}", blocks)
-
-
-def _port_row(port: PortFacts) -> tuple[str, str, str, str]:
-    return port.name, port.role or "-", port.dtype or "-", shape_text(port.shape)
-
-
-def _more(shown: int) -> str:
-    return f"the first {shown}; the JSON has all"
-
-
-def _contract(found: Inspection) -> Section | None:
-    contract = found.contract
-    if contract is None:
-        none = "none: no manifest, and the layout could not be inferred"
-        return Section("contract", "Contract", (Line(none),)) if found.kind.startswith("onnx") else None
-    return Section("contract", "Contract", (pairs("Contract", fields_of(contract)),))
-
-
-def _foreign(found: Inspection) -> Section | None:
-    """The detected layout of a foreign folder."""
-    foreign = found.foreign
-    if foreign is None:
-        return None
-    ports = [(port.name, port.meaning, port.source) for port in foreign.ports]
-    blocks: list[Block] = [pairs("Layout", fields_of(foreign, "notes"))]
-    if ports:
-        heads = ("input or output", "meaning", "source")
-        shown = table("Ports", heads, ports, obvious=True, most=ROWS, rest=_more)
-        blocks.append(Fold(f"meaning of {plural(len(ports), 'port')} and its source", (shown,)))
-    blocks += [Line(note, "note") for note in foreign.notes]
-    return Section("foreign", "Detected layout", tuple(blocks))
-
-
-def _cache(found: Inspection) -> Section | None:
-    """States; equal states share a row."""
-    cache = found.cache
-    if cache is None or not cache.states:
-        return None
-    alike: dict[tuple[str, ...], list[int]] = {}
-    for state in cache.states:
-        alike.setdefault((state.kind, state.dtype, state_text(state)), []).append(state.layer)
-    rows = [(kind, f"{len(layers)}", dtype, shape) for (kind, dtype, shape), layers in alike.items()]
-    heads = ("state", Column("layers"), "type", "shape")
-    parts = [f"{cache.bytes_per_token:,} bytes per token"] if cache.bytes_per_token else []
-    parts += [f"{human_bytes(cache.fixed_bytes)} independent of the length"] if cache.fixed_bytes else []
-    layout = "" if cache.layout == "fixed" else f"; layout: {cache.layout}"
-    total = Line(f"{human_bytes(cache.size_bytes)} in total: {listing(parts)}{layout}", "cache")
-    return Section("cache", "Cache", (total, table("States", heads, rows, obvious=True)))
-
-
-def _weights(found: Inspection) -> Section | None:
-    """Stored tensors by type."""
-    weights = found.weights
-    if not weights.kinds:
-        return None
-    rows = [
-        (kind.dtype, f"{kind.tensors:,}", f"{kind.elements:,}", human_bytes(kind.size_bytes)) for kind in weights.kinds
-    ]
-    heads: tuple[Head, ...] = ("type", *numbers("tensors", "elements", "bytes"))
+    heads = ("input or output", "role", "type", "shape")
+    shown = table("Inputs and outputs", heads, ports, obvious=True, most=ROWS)
     return Section(
-        "weights", "Weights", (table("By type", heads, rows, obvious=True),), human_bytes(weights.size_bytes)
+        f"graph-{graph.file}", f"Graph {graph.file}", (pairs("Graph", [*rows, *graph.metadata.items()]), shown)
     )
 
 
-def _modules(modules: Sequence[ModulePrecision]) -> Section | None:
+def _contract(found: Inspection) -> tuple[Block, ...]:
+    """Run-time properties; a package without a manifest has a finding instead."""
+    if found.contract is not None:
+        return (pairs("Contract", fields_of(found.contract)),)
+    none = Line("none: no manifest, and the layout could not be inferred")
+    return (none,) if found.kind.startswith("onnx") else ()
+
+
+def _foreign(foreign: ForeignRecord) -> tuple[Block, ...]:
+    """The detected layout of a foreign folder."""
+    ports = table_of("Ports", foreign.ports, "name", "meaning", "source", most=ROWS)
+    fold = Group(f"meaning of {plural(len(foreign.ports), 'port')} and its source", (ports,), folded=True)
+    notes = (Line(note, "note") for note in foreign.notes)
+    return (pairs("Layout", fields_of(foreign, "notes")), *([fold] if ports.rows else []), *notes)
+
+
+def _cache(cache: CacheFacts) -> tuple[Block, ...]:
+    """States; equal states share a row."""
+    alike = grouped(cache.states, lambda state: (state.kind, state.dtype, state_text(state)))
+    rows = [(kind, f"{len(states)}", dtype, shape) for (kind, dtype, shape), states in alike.items()]
+    total = pairs("Cache", fields_of(cache))
+    return (total, table("States", ("state", Column("layers"), "type", "shape"), rows, obvious=True))
+
+
+def _weights(found: Inspection) -> Table:
+    """Stored tensors by type."""
+    return table_of("By type", found.weights.kinds, "dtype", "tensors", "elements", "size_bytes")
+
+
+def _modules(modules: Sequence[ModulePrecision]) -> Table:
     """Modules with equal weight formats in a row; names that differ only in numbers are merged."""
-    if not modules:
-        return None
     rows = []
-    formats: dict[str, list[ModulePrecision]] = {}
-    for module in modules:
-        formats.setdefault(storage_text(module), []).append(module)
-    for how, alike in formats.items():
+    for how, alike in grouped(modules, storage_text).items():
         named = {module.module: module for module in alike}
         for family, names in families(named).items():
             members = [named[name] for name in names]
             shared = dict.fromkeys(name for member in members for name in member.shared_with if name not in names)
             also = f" (also {name_some(list(families(shared)), 3)})" if shared else ""
-            rows.append(
-                (
-                    f"{family or '(no module)'}{also}",
-                    how,
-                    f"{len(members):,}",
-                    f"{sum(member.parameters for member in members):,}",
-                    human_bytes(sum(member.size_bytes for member in members)),
-                )
-            )
-    heads: tuple[Head, ...] = ("module", "stored as", *numbers("modules", "weights", "bytes"))
-    shown = table("Precision by module", heads, rows, obvious=True, most=ROWS, rest=_more)
-    return Section("modules", "Precision by module", (shown,))
+            parameters, size = (sum(getattr(each, field) for each in members) for field in ("parameters", "size_bytes"))
+            name = f"{family or '(no module)'}{also}"
+            rows.append((name, how, f"{len(members):,}", f"{parameters:,}", human_bytes(size)))
+    heads = ("module", "stored as", *numbers("modules", "weights", "bytes"))
+    return table("Precision by module", heads, rows, obvious=True, most=ROWS)
 
 
-def _provenance(found: Inspection) -> Section | None:
-    made = found.provenance
-    shown = pairs("Provenance", fields_of(made))
-    blocks: tuple[Block, ...] = (shown,) if shown.rows else ()
+FILE_FIELDS = ("name", "size_bytes", "sha256")
+
+
+def _provenance(made: Provenance) -> Iterator[Block]:
+    """Origin, and files of the checkpoint."""
+    yield pairs("Provenance", fields_of(made))
     if made.source_files:
-        heads = ("file of the checkpoint", Column("bytes"), "SHA-256")
-        listed = [(file.name, human_bytes(file.size_bytes), file.sha256 or "-") for file in made.source_files]
-        blocks += (table("Files of the checkpoint", heads, listed, obvious=True, rest=_more),)
-    return Section("provenance", "Provenance", blocks) if blocks else None
+        yield table_of("Files of the checkpoint", made.source_files, *FILE_FIELDS, most=ROWS, obvious=False)
 
 
-def _adapters(found: Inspection) -> Section | None:
+def _adapters(found: Inspection) -> Iterator[tuple[str, str]]:
     """Merged and separate adapters."""
-    if not found.adapters:
-        return None
-    rows = [(adapter.name, adapter_text(adapter)) for adapter in found.adapters]
+    yield from ((adapter.name, adapter_text(adapter)) for adapter in found.adapters)
     by_row = found.contract is not None and found.contract.adapters_by_row
     if any(not adapter.merged for adapter in found.adapters):
-        rows.append(("rows of a batch", "may use different adapters" if by_row else "share one adapter"))
-    return Section("adapters", "Adapters", (pairs("Adapters", rows),))
+        yield "rows of a batch", "may use different adapters" if by_row else "share one adapter"
 
 
-def _files(found: Inspection) -> Section | None:
-    """Files of the folder."""
-    if not found.files:
-        return None
-    rows = [
-        (file.name, "missing" if file.size_bytes is None else human_bytes(file.size_bytes), file.sha256 or "-")
-        for file in found.files
-    ]
-    heads = ("file", Column("bytes"), "SHA-256")
-    shown: tuple[Block, ...] = (table("Files", heads, rows, obvious=True, most=ROWS, rest=_more),)
+def _files(found: Inspection) -> Iterator[Block]:
+    """Files of the folder; a size of `-`: the file is missing."""
+    yield table_of("Files", found.files, *FILE_FIELDS, most=ROWS)
     if found.kind == "package" and any(file.sha256 for file in found.files):
-        shown += (Line("hashes from the manifest; partita verify checks them", tone="quiet"),)
-    return Section("files", "Files", shown)
-
-
-def _companions(found: Inspection) -> Section:
-    """Tokenizer and licence."""
-    tokenizer = pairs("Tokenizer", fields_of(found.tokenizer, "files"))
-    licence = [("licence", found.licence.name or "unknown"), *fields_of(found.licence, "name", prefix="licence ")]
-    return Section("companions", "Tokenizer and licence", (tokenizer, pairs("Licence", licence)))
+        yield Line("hashes from the manifest; partita verify checks them", tone="quiet")
 
 
 MAIN = "ai.onnx"
@@ -266,28 +207,26 @@ def storage_text(module: ModulePrecision) -> str:
     return ", ".join(parts)
 
 
+KINDS = {
+    "package": "a package",
+    "model package": "a model package of ONNX Runtime",
+    "onnx folder": "a folder of ONNX files",
+    "onnx file": "an ONNX file",
+}
+
+
 def summary(found: Inspection) -> str:
     """One-sentence summary."""
     model = found.model
-    about = [text for text in (model.architecture or model.model_type, model.precision, model.attention) if text]
-    what = {
-        "package": "a package",
-        "model package": "a model package of ONNX Runtime",
-        "onnx folder": "a folder of ONNX files",
-        "onnx file": "an ONNX file",
-    }[found.kind]
-    if model.layout not in (None, "partita", "onnx"):
-        what = f"a folder of {model.layout}"
+    about = ", ".join(filter(None, (model.architecture or model.model_type, model.precision, model.attention)))
+    own = model.layout in (None, "partita", "onnx")
+    what = f"{KINDS[found.kind] if own else f'a folder of {model.layout}'}{f' of {about}' if about else ''}"
     nodes = listing(f"{graph.nodes + graph.subgraph_nodes:,}" for graph in found.graphs)
     graphs = f"{plural(len(found.graphs), 'graph')} of {nodes} nodes" if found.graphs else "no readable graph"
-    cache = ""
-    if found.cache is not None and found.cache.states:
-        cache = f"; cache {human_bytes(found.cache.size_bytes)}"
-    wrong = f"; {plural(len(found.findings), 'finding')}" if found.findings else ""
-    size = human_bytes(found.weights.size_bytes)
-    named = f" of {', '.join(about)}" if about else ""
-    lacks = f"; omitted: {model.omitted}" if model.omitted else ""
-    return f"{found.path}: {what}{named}: {graphs}; weights {size}{cache}{wrong}{lacks}"
+    parts = [f"{found.path}: {what}: {graphs}", f"weights {human_bytes(found.weights.size_bytes)}"]
+    parts += [f"cache {human_bytes(found.cache.size_bytes)}"] if found.cache and found.cache.states else []
+    parts += [plural(len(found.findings), "finding")] if found.findings else []
+    return "; ".join([*parts, *([f"omitted: {model.omitted}"] if model.omitted else [])])
 
 
 def adapter_text(adapter: AdapterRecord) -> str:

@@ -14,8 +14,7 @@ from partita.compare import reports as comparing
 from partita.compare.rows import Comparison
 from partita.diagnosis.reasons.table import REASONS
 from partita.errors import ReportCheckError, ReportError, UsageError
-from partita.explain import node_explanation
-from partita.explain.node_explanation import Explanation
+from partita.explain import Explanation, Matches, find, render_no_single
 from partita.files import check_writable, write_text
 from partita.library.api import public
 from partita.observations.records import Record
@@ -115,10 +114,8 @@ class Report(ViewedRecord, records.Report):
 
         Raises ArgumentError if it matches no node or several.
         """
-        found = node_explanation.find(self, node)
-        if isinstance(found, node_explanation.Matches):
-            from partita.explain.document import render_no_single
-
+        found = find(self, node)
+        if isinstance(found, Matches):
             listed = ", ".join(match.node for match in found.matches[:NAMES])
             raise UsageError(f"{render_no_single(found)}{f': {listed}' if listed else ''}")
         return found

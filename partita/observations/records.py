@@ -92,6 +92,15 @@ class Environment(Record):
     packages: dict[str, str]
     """Package name -> version."""
 
+    @property
+    def runtime(self) -> str:
+        """Wheels of ONNX Runtime with their versions."""
+        imported = self.onnxruntime_version
+        named = ", ".join(f"{wheel.name} {wheel.version or imported}" for wheel in self.onnxruntime_wheels)
+        if any(wheel.version in ("", imported) for wheel in self.onnxruntime_wheels):
+            return named
+        return f"{named} onnxruntime {imported}".strip()
+
 
 class PackageQuality(Record):
     """Quality of a package relative to the source model, measured on a text at export."""

@@ -39,7 +39,7 @@ class ProvidersOptions:
 class ProvidersCommand(ViewOptions, ProvidersOptions):
     """Show which execution providers run on this machine, and why the others do not."""
 
-    VIEWS = "partita.machine.document"
+    VIEWS = "partita.machine"
 
 
 @dataclass(frozen=True, kw_only=True)

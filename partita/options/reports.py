@@ -49,7 +49,7 @@ class ExplainCommand(ViewOptions):
     removed by fusion is explained through the node that replaced it. An ambiguous part lists the matches; exit code 2.
     """
 
-    VIEWS = "partita.explain.document"
+    VIEWS = "partita.explain"
     file: ReportArgument
     node: Annotated[str, Option("Node name, or any unique part of it.", metavar="NODE", positional=True)]
     all: bool = option("Also the reasons that lost by precedence, with their evidence.", default=False)

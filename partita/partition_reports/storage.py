@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,9 +16,6 @@ from partita.observations.records import Record
 from partita.partition_reports.records import SCHEMA, Report
 from partita.untrusted_files import LARGEST_REPORT_BYTES, parsed_record, read_capped
 
-NUMBERS = re.compile(r"\[\n([-\d\s,]*?)\]")
-"""A list of integers over several lines."""
-OTHERS = re.compile(r"[^\x00-\x7e]+")
 STDIN = Path("-")
 NO_REPORTS = {"partita.bench": "the result of a bench, not a partition report"}
 """Schema family -> description of files that are easily confused with reports."""
@@ -28,9 +24,9 @@ Shown = TypeVar("Shown", bound=Record)
 
 def to_json(record: Record) -> str:
     """A record as JSON with a trailing newline, in ASCII for any encoding of stdout."""
-    text = record.model_dump_json(by_alias=True, indent=1, warnings=False)  # newer versions have other codes
-    text = OTHERS.sub(lambda found: json.dumps(found[0])[1:-1], text)  # non-ASCII characters occur in strings only
-    return NUMBERS.sub(lambda found: f"[{','.join(found[1].split()).replace(',,', ',')}]", text) + "\n"
+    # Without warnings, because newer versions have other codes.
+    text = record.model_dump_json(by_alias=True, indent=1, ensure_ascii=True, warnings=False)
+    return text.replace("\x7f", "\\u007f") + "\n"
 
 
 def write(report: Report, path: Path) -> None:

@@ -20,7 +20,7 @@ import psutil
 
 import partita
 from partita import extras
-from partita.machine.records import Gpu, MachineReport, OnnxRuntime, OptionEntry, OrtBuild, ProviderEntry
+from partita.machine import Gpu, MachineReport, OnnxRuntime, OptionEntry, OrtBuild, ProviderEntry
 from partita.observations.records import Environment, InstalledWheel, remedy_records
 from partita.providers.base import Provider
 from partita.providers.generic import generic_provider

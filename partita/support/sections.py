@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from partita.observations.text_format import decimals, plural
 from partita.partition_reports.render.show import Views
-from partita.partition_reports.sections.model import Block, Column, Document, Fold, Line, Section, Table, pairs, table
+from partita.partition_reports.sections.model import Block, Column, Document, Group, Line, Section, Table, pairs, table
 from partita.support.records import Assignments, ModelNeed, OperatorEntry, SupportTable, VersionEntry
 
 FEW_OPERATORS = 8
@@ -147,7 +147,7 @@ def _blocks(entries: Sequence[OperatorEntry], *, whole: bool) -> Iterator[Block]
     yield _version_table("The newest version of each operator", [(entry, entry.newest) for entry in entries])
     older = [(entry, version) for entry in entries for version in entry.versions[-2::-1]]
     if older:
-        yield Fold(f"Older versions ({len(older)})", (_version_table("Older versions", older),))
+        yield Group(f"Older versions ({len(older)})", (_version_table("Older versions", older),), folded=True)
 
 
 def _version_table(caption: str, rows: Sequence[tuple[OperatorEntry, VersionEntry]]) -> Table:

@@ -18,7 +18,7 @@ from partita import extras
 from partita.cli import run
 from partita.commands import inspection
 from partita.errors import UsageError
-from partita.machine.records import EnvironmentFinding, MachineReport, ProviderEntry
+from partita.machine import EnvironmentFinding, MachineReport, ProviderEntry
 from partita.options.inspection import ProvidersCommand
 from partita.providers.resolve import known_providers
 from partita.runtime.chain import wheels
@@ -43,9 +43,7 @@ def entry(report: MachineReport, name: str) -> ProviderEntry:
 
 def text_of(report: MachineReport, width: int = 80) -> str:
     stream = io.StringIO()
-    print_text(
-        report, "partita.machine.document", Console(file=stream, width=width, color_system=None, force_terminal=False)
-    )
+    print_text(report, "partita.machine", Console(file=stream, width=width, color_system=None, force_terminal=False))
     return stream.getvalue()
 
 

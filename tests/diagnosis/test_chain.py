@@ -12,7 +12,7 @@ from partita.check.requirements import Vocabulary, parse_requirement
 from partita.compare.reports import compare
 from partita.diagnosis.explanation import find_fallbacks, nodes_to_probe
 from partita.diagnosis.session_index import index_session
-from partita.explain.node_explanation import explain
+from partita.explain import explain
 from partita.observations.facts import AssignedNode, NodeProbe, ProbeRun, SessionFacts
 from partita.observations.log_pattern import LogPattern
 from partita.observations.records import ChainEntry
@@ -106,7 +106,7 @@ def report(log: tuple[str, ...] = (NOT_IN_CUDA, NO_GRAPH)) -> Report:
 
 def test_text_report_and_explanation_show_both_reasons() -> None:
     texts = [printed(lambda console: print_text(report(), REPORT_VIEWS, console))]
-    texts.append(printed(lambda console: print_text(explain(report(), ON_CPU), "partita.explain.document", console)))
+    texts.append(printed(lambda console: print_text(explain(report(), ON_CPU), "partita.explain", console)))
     for text in texts:
         assert "ot on CUDA" in text.replace("ExecutionProvider", "") and "no_kernel_op" in text, text
         assert "subgraph_rejected" in text

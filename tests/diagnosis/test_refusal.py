@@ -91,7 +91,7 @@ def test_missing_first_provider_does_not_hide_reasons_of_second():
     text = render_refusal(rows)
     assert text.startswith(f"4 nodes would not run on {GPU}:\n")
     assert text.count("Tensorrt is not available: library_missing: install TensorRT") == 1
-    assert "WebGpu: no_kernel_op: " in text and NO_KERNEL[-40:] in text
+    assert "WebGpu: no_kernel_op: " in text and NO_KERNEL[-40:] in " ".join(text.split())
 
 
 def test_two_requested_providers_have_a_reason_each():
@@ -134,7 +134,7 @@ def test_many_nodes_are_grouped_by_operator():
 
 def test_long_table_is_truncated_with_counts():
     text = render_refusal(rows_of(refused_nodes(many(100, 100), GPU_ALONE), (GPU,)))
-    assert f"and 60 more nodes in {100 - MOST_ROWS} more groups" in text
+    assert f"and {100 - MOST_ROWS} more rows; the JSON has all" in text
 
 
 def test_control_characters_in_names_are_escaped():

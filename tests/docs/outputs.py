@@ -116,7 +116,7 @@ def machine() -> str:
     """What `partita providers` prints."""
     from tests.views import print_text
 
-    return on_a_page(lambda console: print_text(recordings.machine(), "partita.machine.document", console))
+    return on_a_page(lambda console: print_text(recordings.machine(), "partita.machine", console))
 
 
 def verified() -> str:

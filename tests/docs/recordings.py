@@ -33,7 +33,7 @@ from partita.check.requirements import Limits
 from partita.commands import results
 from partita.drift.records import Drift
 from partita.export.publish import ExportResult
-from partita.machine.records import MachineReport
+from partita.machine import MachineReport
 from partita.observations.codes import ReasonCode
 from partita.observations.facts import RunFacts, SessionFacts
 from partita.observations.records import ChainEntry, Environment, PackageFacts

@@ -20,7 +20,7 @@ import pytest
 
 from tests.conftest import REPOSITORY, require
 from tests.docs import recordings
-from tests.docs.blocks import Block, agrees, all_blocks, blocks_of, is_cut, pages, renewed
+from tests.docs.blocks import Block, agrees, all_blocks, is_cut, pages, renewed
 from tests.docs.outputs import OUTPUTS, SERVE_CLIENT, copy_tutorial_models, place_of_examples, served
 from tests.docs.update import printed
 from tests.test_examples import EXAMPLES
@@ -239,15 +239,6 @@ def test_every_block_name_and_recording_is_used() -> None:
     assert {path.name.removesuffix(".json.gz") for path in recordings.RECORDED.iterdir()} == recordings.NAMES
 
 
-def test_unchecked_block_is_detected(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.docs.blocks.REPOSITORY", tmp_path)
-    page = tmp_path / "page.md"
-    page.write_text("text\n\n```\n$nothing runs this\n```\n", "utf-8")
-    (block,) = blocks_of(page)
-    with pytest.raises(AssertionError, match="page.md:3: nothing generates, runs or checks this block"):
-        test_every_block_is_generated_run_or_compared(block)
-
-
 def test_ellipsis_matches_any_output_and_other_text_must_match() -> None:
     lines = ["one", "two", "three", "four and more"]
     assert agrees(["one", "[...]", "four [...]"], lines)
@@ -281,13 +272,6 @@ def modules() -> list[Path]:
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
 def test_files_named_in_a_page_exist(page: Path):
     assert absent(page.read_text(encoding="utf-8")) == []
-
-
-def test_missing_file_is_detected():
-    assert absent("`partition_reports/probes.py`, `docs/nothing.md` and `cli.py`") == [
-        "partition_reports/probes.py",
-        "docs/nothing.md",
-    ]
 
 
 def test_index_lists_every_page():

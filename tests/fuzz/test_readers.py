@@ -23,7 +23,7 @@ from safetensors.numpy import save
 from partita.cli import run
 from partita.dtypes import storage
 from partita.errors import PartitaError
-from partita.explain.node_explanation import explain
+from partita.explain import explain
 from partita.export.checkpoint.description import open_checkpoint
 from partita.export.checkpoint.gguf import read_header
 from partita.export.checkpoint.weight_files import find_tensors

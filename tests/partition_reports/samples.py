@@ -30,7 +30,7 @@ from partita.partition_reports.records import Phase, Report
 from partita.partition_reports.render.show import load_view
 from partita.partition_reports.request_records import Request
 from partita.partition_reports.sections import overview
-from partita.partition_reports.sections.model import Line, text_of
+from partita.partition_reports.sections.model import Line
 
 CPU = "CPUExecutionProvider"
 GPU = "WebGpuExecutionProvider"
@@ -113,7 +113,7 @@ def shown(report: Report, view: str = "text") -> str:
 
 def top(report: Report) -> dict[str, str]:
     """Label -> text of the sentences at the top of every view."""
-    return {block.label: text_of(block.text) for block in overview.opening(report) if isinstance(block, Line)}
+    return {block.label: block.text for block in overview.opening(report) if isinstance(block, Line)}
 
 
 def phase_of(report: Report, name: str) -> Phase:

@@ -193,5 +193,4 @@ def test_text_view_shows_refused_graph_capture_and_blocking_nodes():
     text = shown(report_of(replace(mixed_facts(), finish_reason=None), GPU_CHAIN, device=played))
     assert "CUDA graph capture of model.onnx: REFUSED\n" in text and "evidence: it said no" in text
     words = " ".join(text.split())
-    assert "blocks capture: 12 nodes on CPUExecutionProvider (Concat 3, Det 3, Gather 3, Transpose 3)" in words
-    assert "model.layers.0.self_attn/Det" in words
+    assert "nodes block capture: " in words and "model.layers.0.self_attn/Det (Det on CPU)" in words

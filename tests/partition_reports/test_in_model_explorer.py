@@ -14,8 +14,8 @@ import pytest
 
 from partita import cli
 from partita.partition_reports import storage
-from partita.partition_reports.model_explorer import FALLBACK, FOLDED, PREFERRED, UNKNOWN
 from partita.partition_reports.records import Report
+from partita.partition_reports.sections.report import FALLBACK, FOLDED, PREFERRED, UNKNOWN
 from tests.conftest import require
 from tests.partition_reports.chromium import chromium, find_chromium
 from tests.partition_reports.pages import mixed_report

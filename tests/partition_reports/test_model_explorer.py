@@ -11,8 +11,9 @@ import pytest
 from partita import cli
 from partita.observations.text_format import short_provider
 from partita.partition_reports import storage
-from partita.partition_reports.model_explorer import FALLBACK, FOLDED, PREFERRED, UNKNOWN, to_text
 from partita.partition_reports.outcome import preferred_of
+from partita.partition_reports.sections.report import FALLBACK, FOLDED, PREFERRED, UNKNOWN
+from partita.partition_reports.sections.report import node_data as to_text
 from tests.partition_reports.pages import cpu_report, deep_report, mixed_report, refused_report
 
 GRAPH_FIELDS = {

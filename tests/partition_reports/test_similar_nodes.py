@@ -6,9 +6,8 @@ import pytest
 
 from partita.diagnosis.records import VariantRecord
 from partita.partition_reports.records import RejectedPart
-from partita.partition_reports.sections.fallbacks import section
+from partita.partition_reports.sections.fallbacks import finding_key, section
 from partita.partition_reports.sections.model import Group, Line
-from partita.partition_reports.sections.shared import finding_key
 from tests.partition_reports.pages import mixed_report
 
 REPORT = mixed_report()

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from partita.observations.facts import SpeculationFact, StepFact
-from partita.partition_reports.sections.model import Line
+from partita.partition_reports.sections.model import Table
 from partita.partition_reports.sections.phases import speculation_section as section
 from partita.partition_reports.timing import speculation_figures
 from tests.partition_reports.samples import recorded_facts, report_of
@@ -52,7 +52,9 @@ def test_section_shows_acceptance_rate_and_speedup() -> None:
     report = report_of(replace(recorded_facts(), steps=STEPS, speculation=SpeculationFact("draft", "small")))
     found = section(report)
     assert found is not None
-    lines = " ".join(str(block.text) for block in found.blocks if isinstance(block, Line))
-    assert "1.60 times as fast as without draft tokens" in lines and "2.00 ms" in lines
-    assert "the draft package small: 6 of 12 accepted (50.0 %), in 4 of 7 steps; 1.86 tokens per step" in lines
+    (figures,) = found.blocks
+    assert isinstance(figures, Table)
+    shown = dict(row.cells for row in figures.rows)
+    assert {"draft": "small", "drafted": "12", "accepted": "6", "acceptance rate": "50.0 %"}.items() <= shown.items()
+    assert {"tokens per step": "1.86", "plain token ms": "2.00", "speedup": "1.595"}.items() <= shown.items()
     assert section(report_of(recorded_facts())) is None

@@ -13,7 +13,6 @@ from partita.compare.reports import compare
 from partita.partition_reports import storage
 from partita.partition_reports.outcome import headline, state_name, summarise
 from partita.partition_reports.sections.overview import sign_and_tone
-from partita.partition_reports.sections.shared import speed_text
 from tests.partition_reports.report_changes import compiled, each_phase, mixed, renamed
 from tests.partition_reports.reports import RECORDED, recorded
 from tests.partition_reports.samples import CPU, GPU, recorded_facts, report_of, shown, top, with_session
@@ -95,11 +94,17 @@ def test_shares_are_fractions_of_file_nodes():
     assert top(report)["placement"] == f"{placed} in prefill and decode"
 
 
-def test_speed_text_warns_about_too_few_steps():
-    phase = mixed().phases[-1].model_copy(update={"steps": 5, "tokens_per_second": 53.2, "step_p50_ms": 1.91})
-    assert speed_text(phase) == (
-        "53.2 tokens/s",
-        "mean of 5 decode steps; median step 1.91 ms; too few for a reliable speed",
-    )
-    assert speed_text(phase.model_copy(update={"steps": 50}))[1] == "mean of 50 decode steps; median step 1.91 ms"
-    assert speed_text(phase.model_copy(update={"tokens_per_second": None, "step_p50_ms": None})) == ("",)
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({}, "53.2 tokens/s in decode (mean of 5 decode steps; median step 1.91 ms; too few for a reliable speed)"),
+        ({"steps": 50}, "53.2 tokens/s in decode (mean of 50 decode steps; median step 1.91 ms)"),
+        ({"tokens_per_second": None}, "1.91 ms per run in decode (median of 5 decode steps; too few"),
+        ({"tokens_per_second": None, "step_p50_ms": None}, None),
+    ],
+)
+def test_speed_has_its_basis_and_warns_about_too_few_steps(changes, text):
+    given = {"steps": 5, "tokens_per_second": 53.2, "step_p50_ms": 1.91} | changes
+    phase = mixed().phases[-1].model_copy(update=given)
+    speed = top(mixed().model_copy(update={"phases": (phase,), "fallbacks": ()})).get("speed")
+    assert speed == text if text is None else speed.startswith(text)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from partita.partition_reports.records import Phase
-from partita.partition_reports.sections.phases import speed_figures
+from partita.partition_reports.sections.model import Table
+from partita.partition_reports.sections.phases import section
 from partita.partition_reports.timing import percentile, step_times
 from tests.partition_reports.report_changes import mixed
 from tests.partition_reports.samples import phase_of, step
@@ -52,9 +53,11 @@ def phase(steps: int) -> Phase:
 
 
 @pytest.mark.parametrize(
-    ("steps", "shown"), [((3,), set()), ((20,), {"step p95, ms"}), ((1, 100), {"step p95, ms", "step p99, ms"})]
+    ("steps", "shown"), [((3,), set()), ((20,), {"step p95 ms"}), ((1, 100), {"step p95 ms", "step p99 ms"})]
 )
 def test_percentiles_are_shown_only_with_enough_steps(steps: tuple[int, ...], shown: set[str]):
-    rows = {name: values for name, *values in speed_figures([phase(count) for count in steps])}
+    figures, *_ = section(mixed().model_copy(update={"phases": tuple(map(phase, steps))})).blocks
+    assert isinstance(figures, Table)
+    rows = {row.cells[0]: row.cells[1:] for row in figures.rows}
     assert {name for name in rows if "p9" in name} == shown
     assert all(rows[name][0] == "-" for name in shown if steps[0] == 1), "one step has no slow ones"

@@ -16,27 +16,19 @@ from partita.partition_reports.records import Subgraphs
 from partita.partition_reports.sections.overview import model_name, sign_and_tone
 from tests.partition_reports import pages
 from tests.partition_reports.html_tree import Element, read, section, words
-from tests.partition_reports.report_changes import each_phase, left_by_cuda_too, with_cost
-from tests.partition_reports.reports import dry_report, empty_report, many_inputs, recorded
-from tests.partition_reports.samples import NO_GPU_CHAIN, recorded_facts, report_of, shown
+from tests.partition_reports.report_changes import each_phase, with_cost
+from tests.partition_reports.reports import REPORTS as OTHERS
+from tests.partition_reports.reports import dry_report
+from tests.partition_reports.samples import shown
 
 LARGEST_PAGE = 2_000_000
 
 
 REPORTS = {
-    "mixed": pages.mixed_report,
-    "cpu": pages.cpu_report,
+    **OTHERS,
     "deep": lambda: pages.deep_report(layers=3, repeats=1),
     "hostile": pages.hostile_report,
     "control characters": lambda: pages.hostile_report(pages.CONTROL),
-    "refused": pages.refused_report,
-    "dry": dry_report,
-    "unavailable": lambda: report_of(recorded_facts(), NO_GPU_CHAIN),
-    "empty": empty_report,
-    "many inputs": many_inputs,
-    "recorded webgpu": lambda: recorded("webgpu"),
-    "recorded openvino": lambda: recorded("openvino"),
-    "recorded cuda dry run": lambda: recorded("cuda_dry_run"),
 }
 
 
@@ -166,17 +158,6 @@ def test_header_shows_state_headline_and_model_name(report, state: str, headline
     assert words(header.one("h1")) == model_name(made)
 
 
-def test_warnings_are_in_the_first_section() -> None:
-    report = dry_report()
-    failed = report.checks[0].model_copy(update={"passed": False})
-    package = report.package and report.package.model_copy(update={"verification": "unverified"})
-    changes = {"checks": (failed,), "exceeded_limits": ("too many copies",), "package": package}
-    flags = words(read(shown(report.model_copy(update=changes), "html")).one("main").all("section")[0])
-    for said in ("no device was used", "unverified package", "too many copies", "check of this report failed"):
-        assert said in flags
-    assert failed.name in flags
-
-
 def test_layer_map_lists_each_node_once_per_phase_in_order(deep: Element) -> None:
     table = section(deep, "layers").all("table")[0]
     titles = [words(row.children[0]) for row in table.one("tbody").all("tr")]
@@ -190,24 +171,6 @@ def test_layer_map_lists_each_node_once_per_phase_in_order(deep: Element) -> Non
     signs = [words(link) for link in layer.all("a")]
     assert signs == ["", "", "", "", "", "", "", "", "↑", "2", "↓", "", "", "", "", "", ""]
     assert layer.all("a")[9]["title"].endswith("(Attention) on CPU")
-
-
-def test_fallbacks_show_evidence_remedy_cost_and_probes(deep: Element) -> None:
-    reasons = section(deep, "fallbacks")
-    group = reasons.one("article")
-    said = words(group)
-    assert "3 nodes in prefill and decode, on CPU" in said
-    assert "3 nodes cause copies" in said and "export with --precision fp16" in said
-    assert len([e for e in group.all("div") if e["class"] == "finding"]) == 1, "evidence that differs in the name only"
-    assert "in float32 (one of 3)" in said and "2 probes of" in said
-    assert "float16 in place of float32" in said and "supported" in said
-    assert "modeling.py:12" in said
-
-
-# look
-
-
-# size
 
 
 def test_page_of_32_layer_model_is_below_size_limit() -> None:
@@ -254,13 +217,6 @@ def test_invalid_output_path_fails_with_single_line_error(
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1
     assert stored.read_bytes() == before
-
-
-def test_remedy_of_other_provider_is_not_the_finding_remedy():
-    page = read(shown(left_by_cuda_too(pages.mixed_report(), "of another provider"), "html"))
-    assert "of another provider" in page.text
-    remedies = [element.text for element in page.all("span") if element["class"] == "remedy"]
-    assert remedies and all("of another provider" not in text for text in remedies)
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,197 @@
-"""Views of a report by name, and the commands and options that are short forms of a view."""
+"""Every view shows the whole document of every kind of record; names are escaped; options that select a view."""
 
 from __future__ import annotations
 
+import io
 import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from html import unescape
 
 import pytest
+from rich.console import Console
 
 from partita import cli
+from partita.compare.reports import compare
 from partita.errors import UsageError
+from partita.explain import find
+from partita.observations.text_format import clean, decimals
 from partita.partition_reports import storage
-from partita.partition_reports.render.show import load_view
+from partita.partition_reports.outcome import counted_rows, fallbacks_of, used_phases
+from partita.partition_reports.render.show import GENERAL, REPORT_VIEWS, load_view, view_names
+from partita.partition_reports.sections import fallbacks, phases, placement
+from partita.partition_reports.sections.model import (
+    Block,
+    Command,
+    Document,
+    Group,
+    LayerMap,
+    Line,
+    Section,
+    Table,
+    is_empty,
+    shown_blocks,
+    shown_rows,
+)
+from tests.partition_reports.documents import MATMUL, document_of, made_bench, records
+from tests.partition_reports.html_tree import Element, read, section, words
 from tests.partition_reports.pages import mixed_report
-from tests.partition_reports.test_narrow_terminals import made_bench
+from tests.partition_reports.report_changes import HARMFUL, HOSTILE, mixed, moved, renamed
+from tests.partition_reports.reports import REPORTS
+from tests.views import print_text
+
+CASES = {**records(), **{f"report: {name}": (REPORT_VIEWS, None) for name in REPORTS}}
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One document in every form."""
+
+    document: Document
+    page: Element
+    terminal: str
+    markdown: str
+
+
+def squeezed(shown: str) -> str:
+    return clean(" ".join(shown.split()))
+
+
+@pytest.fixture(scope="module", params=CASES)
+def shown(request: pytest.FixtureRequest) -> Shown:
+    where, record = CASES[request.param]
+    record = record or REPORTS[request.param.removeprefix("report: ")]()
+    texts = {name: load_view(name, where).to_text(record) for name in GENERAL}
+    assert all(text.endswith("\n") and not text.endswith("\n\n") for text in texts.values())
+    stream = io.StringIO()
+    print_text(record, where, Console(file=stream, width=1000, color_system=None))
+    markdown = unescape(re.sub(r"<[^>]*>|&#8203;", "", texts["markdown"])).replace("|", " ")
+    terminal = "" if where == "partita.check.gate" else squeezed(stream.getvalue())
+    return Shown(document_of(where, record), read(texts["html"]), terminal, squeezed(markdown))
+
+
+def own_texts(block: Block) -> Iterator[str]:
+    """Texts of a block itself, without those of the blocks in it; a row of a table is one text."""
+    if isinstance(block, Line):
+        yield from (block.text, block.label)
+    elif isinstance(block, Command):
+        yield from block.text.split()  # a terminal breaks it after every option
+    elif isinstance(block, Table):
+        yield from (" ".join(filter(None, row.cells)) for row in block.rows)
+    elif isinstance(block, Group):
+        yield block.title
+
+
+def every_block(blocks: Iterable[Block]) -> Iterator[Block]:
+    """Blocks and those within them."""
+    for block in blocks:
+        yield block
+        if isinstance(block, Group):
+            yield from every_block(block.blocks)
+
+
+def short_blocks(blocks: Iterable[Block]) -> Iterator[Block]:
+    """The same of views that shorten: without folds, and with the first rows of long tables."""
+    for block in shown_blocks(tuple(blocks)):
+        if isinstance(block, Table):
+            yield Table(block.caption, block.columns, shown_rows(block)[0])
+        elif isinstance(block, Group):
+            yield Group(block.title, ())
+            yield from short_blocks(block.blocks)
+        elif not (isinstance(block, Line) and "more group" in block.text):
+            yield block
+
+
+def test_html_shows_every_text_of_every_section(shown: Shown) -> None:
+    assert [words(link) for link in shown.page.one("nav").all("a")] == [
+        squeezed(part.title) for part in shown.document.sections
+    ]
+    for part in shown.document.sections:
+        found = section(shown.page, part.key)
+        within, rows = words(found), [words(row) for row in found.all("tr")]
+        for block in every_block(part.blocks):
+            for each in map(squeezed, own_texts(block)):
+                assert each in (rows if isinstance(block, Table) else within), (part.key, each)
+
+
+@pytest.mark.parametrize("view", ["terminal", "markdown"])
+def test_terminal_and_markdown_show_all_untruncated_text(shown: Shown, view: str) -> None:
+    printed: str = getattr(shown, view)
+    for part in shown.document.sections if printed else ():
+        for block in short_blocks(part.blocks):
+            for each in own_texts(block):
+                assert squeezed(each) in printed, (part.key, each)
+
+
+def test_headline_and_opening_are_the_same_in_every_view(shown: Shown) -> None:
+    for printed in filter(None, (words(shown.page.one("body")), shown.terminal, shown.markdown)):
+        for block in short_blocks(shown.document.opening):
+            assert all(squeezed(each) in printed for each in own_texts(block)), block
+        for sentence in shown.document.headline:  # the page has the name as its title
+            assert squeezed(sentence.removeprefix(f"{shown.document.name}: ")) in printed
+
+
+def rows_of(part: Section | None, first_column: str) -> dict[str, tuple[str, ...]]:
+    """Rows of the tables whose first column has this title, by their first cell."""
+    blocks = every_block(part.blocks) if part is not None else ()
+    tables = [block for block in blocks if isinstance(block, Table) and block.columns[0].title == first_column]
+    return {row.cells[0]: row.cells for table in tables for row in table.rows}
+
+
+def leading(cell: str) -> int:
+    """The count that a text begins with."""
+    return int(re.findall(r"^[\d,]+", cell)[0].replace(",", ""))
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_figures_of_sections_match_the_report(name: str) -> None:
+    report = REPORTS[name]()
+    used, rows = used_phases(report), rows_of(phases.section(report), "figure")
+    for at, phase in enumerate(report.phases, start=1):
+        assert leading(rows["partitions"][at]) == len(phase.partitions)
+        assert phase.cost is None or leading(rows["copies"][at]) == phase.cost.copies == len(phase.copies)
+        for entry in phase.providers:
+            short = entry.provider.removesuffix("ExecutionProvider")
+            (cells,) = [cells for name, cells in rows.items() if re.match(rf"nodes on {re.escape(short)}\b", name)]
+            assert leading(cells[at]) == entry.nodes, "added nodes have a row of their own"
+        if report.dry_run is None:
+            assert rows["step p50 ms"][at] == decimals(phase.step_p50_ms)
+    for title, groups in (("operator", "by_op_type"), ("module", "by_module"), ("layer", "by_layer")):
+        part = placement.layers_section(report) if title == "layer" else placement.section(report)
+        shares, cells = [share for phase in used for share in getattr(phase, groups)], rows_of(part, title)
+        assert set(cells) == {share.name for share in shares}
+        assert all(f"{share.nodes:,}" in cells[share.name][1].split(" / ") for share in shares)
+    copies = phases.copies_section(report)
+    tables = [block for block in copies.blocks if isinstance(block, Table)] if copies else []
+    counted = {sum(leading(row.cells[2]) for row in each.rows) for each in tables}
+    assert counted == {len(phase.copies) for phase in used if phase.copies}
+    if report.fallbacks:
+        found = fallbacks.section(report)
+        assert leading(found.about) == len({name for names in counted_rows(report).values() for name in names})
+        groups_shown = [each for each in found.blocks if isinstance(each, Group) and re.match(r"r\d", each.anchor)]
+        assert len(groups_shown) == len({(entry.reason, entry.provider) for entry in fallbacks_of(report)})
+
+
+def test_blocks_without_content_are_omitted() -> None:
+    empty, fold = Table("", (), ()), Group("fold", (), folded=True)
+    assert is_empty(empty) and shown_blocks([empty, fold, LayerMap("", "", (), (), ()), Line("a")]) == [Line("a")]
+
+
+@pytest.mark.parametrize("name", [HOSTILE, "<img src=x>|`@all`/Mul"])
+def test_hostile_names_are_escaped_in_every_view(name: str) -> None:
+    names = {MATMUL: name, "Memcpy": name + "2"}
+    found = compare(renamed(mixed(), names), renamed(moved(MATMUL), names), names=(name, "b"))
+    explained = find(renamed(moved(MATMUL), names), name)
+    for where, record in {"partita.compare.document": found, "partita.explain": explained}.items():
+        for view in view_names(where):
+            text = load_view(view, where).to_text(record)
+            assert not HARMFUL & set(text), (where, view)
+            assert view not in ("markdown", "html") or "<img" not in text, (where, view)
+            assert view != "markdown" or "@all" not in text, (where, view)
+
+
+# Options that select a view
 
 
 @pytest.fixture
@@ -20,10 +200,12 @@ def stored(tmp_path):
     return tmp_path / "run.json"
 
 
-def test_unknown_view_is_a_usage_error(stored, capsys):
+def test_unknown_and_conflicting_views_are_usage_errors(stored, capsys):
     with pytest.raises(UsageError, match=r"unknown view 'pie'; choose from: .*json"):
         load_view("pie")
     assert cli.run(["report", "show", str(stored), "--view", "pie"]) == 2
+    assert cli.run(["report", "show", str(stored), "--view", "html", "--full"]) == 2
+    assert "--view and --full select different views" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -42,12 +224,6 @@ def test_report_verbs_match_their_view(stored, capsys, short, view):
     printed = capsys.readouterr().out
     assert cli.run(["report", "show", str(stored), "--view", view]) == 0
     assert capsys.readouterr().out == printed
-
-
-def test_conflicting_views_are_a_usage_error(stored, capsys):
-    assert cli.run(["report", "show", str(stored), "--view", "html", "--full"]) == 2
-    assert "--view and --full select different views" in capsys.readouterr().err
-    assert cli.run(["report", "show", str(stored), "--view", "json", "--json"]) == 0
 
 
 def test_bench_results_have_json_view_and_list_views(tmp_path, capsys):

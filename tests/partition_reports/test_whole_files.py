@@ -10,8 +10,7 @@ import pytest
 from partita.check.gate import Gate, check
 from partita.check.requirements import Limits, Vocabulary, parse_requirement
 from partita.compare.reports import compare
-from partita.explain.document import headline
-from partita.explain.node_explanation import Explanation, find
+from partita.explain import Explanation, find, headline
 from partita.observations.facts import AssignedNode, SessionFacts
 from partita.partition_reports.outcome import headline as outcome_of
 from partita.partition_reports.outcome import state_name

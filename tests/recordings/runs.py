@@ -135,8 +135,9 @@ def report(name: str) -> Report:
 
 
 def golden(made: Report) -> str:
-    """The brief of a report, then nodes and copies of its last phase, and all fallbacks."""
-    return "\n".join([load_view("brief").to_text(made).rstrip(), "", *lines(made)]) + "\n"
+    """The brief of a report (of a package the whole text), then nodes and copies of its last phase, and fallbacks."""
+    view = "text" if made.package is not None else "brief"
+    return "\n".join([load_view(view).to_text(made).rstrip(), "", *lines(made)]) + "\n"
 
 
 def lines(made: Report) -> Iterator[str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from dataclasses import dataclass
 from importlib.resources import files
 
 from jinja2 import DictLoader, Environment, StrictUndefined
@@ -16,23 +15,26 @@ from markupsafe import Markup
 
 import partita
 from partita.observations.text_format import clean
-from partita.partition_reports.sections.model import Document, Table, text_of
+from partita.partition_reports.sections.model import Document, Table
 
 PARTS = files(__package__).joinpath("page")
-TEMPLATES = ("frame", "blocks", "document")
+TEMPLATES = ("blocks", "document")
 POLICY = "default-src 'none'; style-src '{style}'; script-src '{script}'; base-uri 'none'; form-action 'none'"
 
 
 def write_document(document: Document) -> str:
     """A document as a page, with every section in full."""
-    contents = {
-        "title": f"{document.kind}: {document.name}",
-        "version": document.version or partita.__version__,
-        "contents": [(section.key, section.title) for section in document.sections],
-        "document": document,
-    }
-    style, script = Markup(read_part("page.css")), Markup(read_part("page.js"))
-    return _environment().get_template("document").render(style=style, script=script, policy=policy(), **contents)
+    return (
+        _environment()
+        .get_template("document")
+        .render(
+            document=document,
+            version=document.version or partita.__version__,
+            style=Markup(read_part("page.css")),
+            script=Markup(read_part("page.js")),
+            policy=policy(),
+        )
+    )
 
 
 def policy() -> str:
@@ -51,7 +53,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    made.globals.update(shape_of=shape_of, kind_of=_kind_of)
+    made.globals.update(widths_of=widths_of, kind_of=_kind_of)
     return made
 
 
@@ -81,21 +83,10 @@ LONG = 28
 """Minimum characters of a text that needs a wide column."""
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """Layout of a table in HTML."""
-
-    css: tuple[str, ...]
-    """Class of each column: n for numbers, w for long texts, empty for short ones."""
-    stacks: bool
-    """On a small screen every row becomes a block, because a column other than the first has long texts."""
-
-
-def shape_of(table: Table) -> Shape:
-    """The layout of a table, by the longest text in each column."""
-    longest = [max((len(text_of(row.cells[at])) for row in table.rows), default=0) for at in range(len(table.columns))]
-    css = tuple(
+def widths_of(table: Table) -> list[str]:
+    """CSS class of each column: n for numbers, w for long texts, empty for short ones."""
+    longest = [max((len(row.cells[at]) for row in table.rows), default=0) for at in range(len(table.columns))]
+    return [
         "n" if column.number else "w" if length > LONG else ""
         for column, length in zip(table.columns, longest, strict=True)
-    )
-    return Shape(css, any(kind == "w" for at, kind in enumerate(css) if at != table.name))
+    ]

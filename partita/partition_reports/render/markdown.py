@@ -6,23 +6,21 @@ Names and log lines are escaped: they cannot format, link, mention users or end 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import filterfalse
 
 from partita.observations.text_format import clean
 from partita.partition_reports.sections.model import (
     Block,
     Command,
     Document,
-    Fold,
     Group,
     Line,
-    Pairs,
-    Plot,
     Section,
     Table,
+    is_empty,
     shown_blocks,
     shown_rows,
-    text_of,
 )
 
 SPECIAL = re.compile(r"[\\`*\[\]<>|~&@$]|(?<![^\W_])_|_(?![^\W_])|#(?=\d)|(?<=:)//|(?<=www)\.|^[#+-](?= )")
@@ -77,7 +75,7 @@ def _write_folded(title: str, blocks: Sequence[Block], *, unfold: bool) -> Itera
 
 def write_blocks(blocks: Sequence[Block], *, unfold: bool = False) -> Iterator[str]:
     """The blocks that a comment shows."""
-    for block in blocks if unfold else shown_blocks(blocks):
+    for block in filterfalse(is_empty, blocks) if unfold else shown_blocks(blocks):
         yield from write_block(block, unfold=unfold)
         yield ""
 
@@ -86,19 +84,14 @@ def write_block(block: Block, *, unfold: bool = False) -> Iterator[str]:
     """A block of a section as lines of Markdown."""
     if isinstance(block, Line):
         label = f"**{safe(block.label)}**: " if block.label else ""
-        yield f"{label}{safe(text_of(block.text))}"
+        yield f"{label}{safe(block.text)}"
     elif isinstance(block, Command):
         yield "```sh"
         yield clean(block.text).replace("```", "` ` `")
         yield "```"
-    elif isinstance(block, Pairs):
-        rows = ((name, "<br>".join(map(safe, values))) for name, values in block.rows)
-        yield from _write_rows(("name", "value"), (True, True), ((safe(name), values) for name, values in rows))
     elif isinstance(block, Table):
         yield from _write_table(block)
-    elif isinstance(block, Plot):
-        yield f"**{safe(block.caption)}**: {block.line}"
-    elif isinstance(block, Fold):
+    elif isinstance(block, Group) and block.folded:
         yield from _write_folded(safe(block.title), block.blocks, unfold=unfold)
     elif isinstance(block, Group):
         if block.title:
@@ -108,23 +101,15 @@ def write_block(block: Block, *, unfold: bool = False) -> Iterator[str]:
 
 
 def _write_table(table: Table) -> Iterator[str]:
-    """The first rows and a summary of the others."""
+    """The first rows and the number of the others."""
     shown, rest = shown_rows(table)
-    if not table.redundant_caption:
+    if not table.obvious and not table.headless:
         yield safe(table.caption)
         yield ""
-    cells = ([safe(text_of(cell)) for cell in row.cells] for row in shown)
-    yield from _write_rows(
-        [safe(column.title) for column in table.columns], [not column.number for column in table.columns], cells
-    )
+    yield f"| {' | '.join(safe(column.title) for column in table.columns)} |"
+    yield f"| {' | '.join('---:' if column.number else ':---' for column in table.columns)} |"
+    for row in shown:
+        yield f"| {' | '.join(map(safe, row.cells))} |"
     if rest:
         yield ""
         yield safe(rest)
-
-
-def _write_rows(heads: Sequence[str], left: Sequence[bool], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """A table of escaped cells. `left`: whether each column is left-aligned."""
-    yield f"| {' | '.join(heads)} |"
-    yield f"| {' | '.join(':---' if each else '---:' for each in left)} |"
-    for row in rows:
-        yield f"| {' | '.join(row)} |"

@@ -48,34 +48,8 @@ class Views:
     """Returns the document of a record."""
     unfold: bool = False
     """Include folds in Markdown, collapsed."""
-    own: Mapping[str, Callable[[], View]] = field(default_factory=dict)
-    """Name of a further view -> a function that loads it."""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of all views."""
-        return tuple(sorted({*GENERAL, *self.own}))
-
-    def load(self, name: str) -> View:
-        """The view of a name."""
-        if name in self.own:
-            return self.own[name]()
-        if name == "json":
-            from partita.partition_reports.storage import to_json
-
-            return View(name, ".json", to_json)
-        if name == "markdown":
-            from partita.partition_reports.render import markdown
-
-            return View(name, ".md", lambda record: markdown.write_document(self.document(record), unfold=self.unfold))
-        if name == "html":
-            from partita.partition_reports.render import html
-
-            return View(name, ".html", lambda record: html.write_document(self.document(record)), file_kind="page")
-        from partita.partition_reports.render.terminal import Page, show_brief, show_document
-
-        show = show_brief if name == "brief" else show_document
-        return terminal_view(name, lambda record, console: show(Page(console), self.document(record)))
+    own: Mapping[str, View] = field(default_factory=dict)
+    """Further views by name."""
 
 
 def terminal_view(name: str, render: Callable[[Any, Console], None]) -> View:
@@ -99,12 +73,29 @@ def _views(where: str) -> Views:
 
 def view_names(where: str = REPORT_VIEWS) -> tuple[str, ...]:
     """Names of the views of a module."""
-    return _views(where).names
+    return tuple(sorted({*GENERAL, *_views(where).own}))
 
 
 def load_view(name: str, where: str = REPORT_VIEWS) -> View:
     """The view of a name. Raises UsageError if there is none."""
     views = _views(where)
-    if name not in views.names:
-        raise UsageError(f"unknown view {name!r}; choose from: {', '.join(views.names)}")
-    return views.load(name)
+    if name in views.own:
+        return views.own[name]
+    if name == "json":
+        from partita.partition_reports.storage import to_json
+
+        return View(name, ".json", to_json)
+    if name == "markdown":
+        from partita.partition_reports.render import markdown
+
+        return View(name, ".md", lambda record: markdown.write_document(views.document(record), unfold=views.unfold))
+    if name == "html":
+        from partita.partition_reports.render import html
+
+        return View(name, ".html", lambda record: html.write_document(views.document(record)), file_kind="page")
+    if name in ("brief", "text"):
+        from partita.partition_reports.render.terminal import Page, show_brief, show_document
+
+        show = show_brief if name == "brief" else show_document
+        return terminal_view(name, lambda record, console: show(Page(console), views.document(record)))
+    raise UsageError(f"unknown view {name!r}; choose from: {', '.join(view_names(where))}")

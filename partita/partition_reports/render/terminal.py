@@ -1,15 +1,14 @@
-"""Text views on a terminal: headings, paragraphs, tables and blocks, laid out by rich at the width of a console."""
+"""Text views on a terminal, laid out by rich at the width of a console."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from typing import Literal
 
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.style import Style
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -18,19 +17,14 @@ from partita.observations.native_text import cut
 from partita.observations.text_format import clean
 from partita.partition_reports.sections.model import (
     Block,
-    Column,
     Command,
     Document,
     Group,
     Line,
-    Pairs,
-    Plot,
-    Section,
     Table,
     Tone,
     shown_blocks,
     shown_rows,
-    text_of,
 )
 from partita.remedies import quote
 
@@ -40,14 +34,28 @@ INDENT = 2
 GAP = 2
 """Cells between columns."""
 READABLE, READABLE_NAME = 12, 0.6
-"""Minimum width of a text column before a table is split, and share of the console of the first column."""
-UNIT = re.compile(r"(?<=\d) (?=(?:B|KiB|MiB|GiB|TiB|ms|s|%)(?:\W|$))")
+"""Minimum width of a column of text, and share of the console of the first column; a table without room is split."""
 PROMPT, GO_ON = "$ ", " \\"
+PLAIN = Style()
 BOLD = Style(bold=True)
 DIM = Style(dim=True)
-PLAIN = Style()
 ALARM = Style(bold=True, color="red")
 GOOD = Style(bold=True, color="green")
+COMMAND = Style(bold=True, color="cyan")
+TONES: dict[Tone, Style] = {
+    "plain": PLAIN,
+    "quiet": DIM,
+    "good": Style(color="green"),
+    "mild": Style(color="cyan"),
+    "warn": Style(color="yellow"),
+    "bad": ALARM,
+}
+MOST_LINES, LEAST_LINES = 10, 2
+"""Lines of the brief view, and of a shortened sentence in it."""
+ESSENTIAL = ("fallbacks", "cost", "remedy")
+"""Labels of sentences that the brief view always has."""
+CUT = 8
+"""Characters removed at a time from a sentence that is too long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +73,14 @@ class Page:
         """A sanitised string."""
         return clean(line, self.console.encoding)
 
-    def heading(self, title: str) -> None:
-        """Print an empty line and the title of a section."""
-        self.blank()
-        self.line(title, indent=0, style=BOLD)
+    def lines(self, lines: Iterable[Text]) -> None:
+        """Print lines without wrapping."""
+        for line in lines:
+            self.console.print(line, soft_wrap=True)
 
-    def blank(self) -> None:
-        """Print an empty line."""
-        self.console.print()
+    def put(self, line: str, style: Style = PLAIN) -> None:
+        """Print a string without wrapping."""
+        self.lines([Text(self.sanitised(line), style=style)])
 
     def line(
         self, line: str, *, indent: int = INDENT, hang: int = 0, label: str = "", style: Style | str = PLAIN
@@ -80,121 +88,73 @@ class Page:
         """Print a paragraph with a label; wrapped lines are indented by `hang` more."""
         self.lines(self.wrapped(line, indent=indent, hang=hang, label=label, style=style))
 
-    def lines(self, lines: Iterable[Text]) -> None:
-        """Print lines without wrapping."""
-        for line in lines:
-            self.console.print(line, soft_wrap=True)
-
     def wrapped(
         self, line: str, *, indent: int = 0, hang: int = 0, label: str = "", style: Style | str = PLAIN
     ) -> list[Text]:
         """The lines of a paragraph."""
-        mark = "" if label.endswith("?") else ":"
-        text = Text.assemble(
-            (f"{self.sanitised(label)}{mark} ", BOLD) if label else "", self.sanitised(line), style=style
-        )
+        text = Text.assemble((f"{self.sanitised(label)}: ", BOLD) if label else "", self.sanitised(line), style=style)
         lines = list(text.wrap(self.console, self.width - indent - hang, overflow="fold"))
         return [_stripped(Text(" " * (indent + (hang if number else 0))) + part) for number, part in enumerate(lines)]
 
-    def put(self, line: str, style: Style = PLAIN) -> None:
-        """Print a line without wrapping."""
-        self.console.print(Text(self.sanitised(line), style=style), soft_wrap=True)
-
-    def command(self, words: Sequence[str], style: Style, *, indent: int = INDENT) -> list[Text]:
+    def command(self, words: Sequence[str], indent: int = INDENT) -> list[Text]:
         """A shell command in lines that can be copied, broken between words with a backslash."""
         lines = _command_lines([quote(self.sanitised(word)) for word in words], self.width - indent)
-        return [Text(" " * indent + line, style=style) for line in lines]
+        return [Text(" " * indent + line, style=COMMAND) for line in lines]
 
-    def pairs(self, rows: Sequence[tuple[str, str]]) -> None:
-        """Print names with aligned values."""
-        grid = RichTable.grid(padding=(0, GAP, 0, 0))
-        grid.add_column(no_wrap=all(cell_len(name) <= self.width // 2 for name, _ in rows))
-        grid.add_column(overflow="fold")
-        for name, value in rows:
-            grid.add_row(Text(self.sanitised(name)), Text(self.sanitised(value)))
-        self._show(grid)
+    def table(self, table: Table) -> None:
+        """Print the first rows of a table and the number of the others.
 
-    def table(self, columns: Sequence[Column], rows: Sequence[Sequence[str]], rest: str = "") -> None:
-        """Print a table, in parts with the first column each if it is too wide. `rest`: a line about omitted rows."""
-        heads = [self.sanitised(column.title) for column in columns]
-        cells = [[self.sanitised(cell) for cell in row] for row in rows]
-        room = self.width - INDENT
-        readable = [int(room * READABLE_NAME), *(READABLE for _ in columns[1:])]
-        lengths = [
-            _Lengths.of(column, [heads[n], *(row[n] for row in cells)], readable[n]) for n, column in enumerate(columns)
+        A table that is too wide is split into parts with the first column each.
+        """
+        room, (rows, rest), columns = self.width - INDENT, shown_rows(table), table.columns
+        if not table.obvious and not table.headless:
+            self.line(table.caption, style=DIM)
+        heads = ["" if table.headless else self.sanitised(column.title) for column in columns]
+        cells = [[self.sanitised(cell) for cell in row.cells] for row in rows]
+        natural = [max(cell_len(row[n]) for row in (heads, *cells)) for n in range(len(columns))]
+        is_wide = _total(natural) > room
+        if is_wide:
+            heads = [head.replace(" ", "\n") if columns[n].number else head for n, head in enumerate(heads)]
+        least = [
+            max(map(cell_len, (*heads[n].split("\n"), *(row[n] for row in cells))))
+            if column.number
+            else min(natural[n], READABLE if n else int(room * READABLE_NAME))
+            for n, column in enumerate(columns)
         ]
-        for number, part in enumerate(_parts(columns, [each.least for each in lengths], room)):
+        for number, part in enumerate(_parts(least, room)):
             if number:
-                self.blank()
-            self._show(_grid(columns, heads, cells, part, lengths, room))
+                self.console.print()
+            grid = RichTable(box=None if table.headless else SIMPLE_HEAD, show_header=not table.headless)
+            grid.show_edge, grid.pad_edge, grid.border_style = False, False, DIM
+            grid.padding = (0, GAP if table.headless else GAP - 1, 0, 0)
+            for n in part:
+                column = columns[n]
+                justify: Literal["left", "right"] = "right" if column.number else "left"
+                width = least[n] if is_wide and n == 0 else None
+                head = Text(heads[n], BOLD)
+                grid.add_column(head, justify=justify, width=width, no_wrap=column.number, overflow="fold")
+            for row in cells:
+                grid.add_row(*(Text(row[n]) for n in part))
+            for line in self.console.render_lines(grid, self.console.options.update(width=room), pad=False):
+                parts = ((segment.text, segment.style or PLAIN) for segment in line)
+                self.lines([_stripped(Text.assemble(" " * INDENT, *parts))])
         if rest:
             self.line(rest, style=DIM)
 
-    def _show(self, renderable: RenderableType) -> None:
-        """Print a table or grid, indented, without trailing blanks."""
-        options = self.console.options.update(width=self.width - INDENT)
-        for line in self.console.render_lines(renderable, options, pad=False):
-            parts = ((segment.text, segment.style or PLAIN) for segment in line)
-            self.console.print(_stripped(Text.assemble(" " * INDENT, *parts)), soft_wrap=True)
 
-
-@dataclass(frozen=True, slots=True)
-class _Lengths:
-    """Widths of a column."""
-
-    natural: int
-    least: int
-    """Width with headings and values broken at spaces; for texts a readable width."""
-
-    @classmethod
-    def of(cls, column: Column, texts: Sequence[str], readable: int) -> _Lengths:
-        """Widths for the heading and the cells of a column."""
-        natural = max(map(cell_len, texts))
-        broken = texts if column.number else texts[:1]
-        words = max(cell_len(word) for text in broken for word in UNIT.sub("\N{NO-BREAK SPACE}", text).split(" "))
-        return cls(natural, words if column.number else max(words, min(natural, readable)))
-
-
-def _parts(columns: Sequence[Column], least: Sequence[int], room: int) -> list[list[int]]:
-    """Column numbers of each part of a table: the first column and as many others as fit, groups together."""
+def _parts(least: Sequence[int], room: int) -> list[list[int]]:
+    """Column numbers of each part of a table: the first column and as many others as fit in their least widths."""
     parts = [[0]]
-    for _, group in groupby(range(1, len(columns)), lambda n: columns[n].group or n):
-        numbers = list(group)
-        if len(parts[-1]) > 1 and _total([least[n] for n in (*parts[-1], *numbers)]) > room:
+    for n in range(1, len(least)):
+        if len(parts[-1]) > 1 and _total([least[column] for column in (*parts[-1], n)]) > room:
             parts.append([0])
-        parts[-1] += numbers
+        parts[-1].append(n)
     return parts
 
 
 def _total(widths: Sequence[int]) -> int:
     """Total width of columns."""
     return sum(widths) + GAP * (len(widths) - 1)
-
-
-def _grid(
-    columns: Sequence[Column],
-    heads: Sequence[str],
-    cells: Sequence[Sequence[str]],
-    part: Sequence[int],
-    lengths: Sequence[_Lengths],
-    room: int,
-) -> RichTable:
-    """Columns of `part` side by side. Texts are wrapped first, then headings and numbers."""
-    least = _total([lengths[n].natural if columns[n].number else lengths[n].least for n in part])
-    whole = _total([lengths[n].natural for n in part])
-    grid = RichTable(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, GAP - 1, 0, 0), border_style=DIM)
-    for n in part:
-        fixed = n == 0 or columns[n].number or lengths[n].natural == lengths[n].least
-        fits = (least if columns[n].number else whole) <= room
-        grid.add_column(
-            Text(heads[n], style=BOLD),
-            justify="right" if columns[n].number else "left",
-            width=None if not fixed else lengths[n].natural if fits else lengths[n].least,
-            overflow="fold",
-        )
-    for row in cells:
-        grid.add_row(*(Text(row[n]) for n in part))
-    return grid
 
 
 def _command_lines(words: Sequence[str], room: int) -> Iterator[str]:
@@ -215,33 +175,17 @@ def _stripped(text: Text) -> Text:
     return text
 
 
-TONES: dict[Tone, Style] = {
-    "plain": PLAIN,
-    "quiet": DIM,
-    "good": Style(color="green"),
-    "mild": Style(color="cyan"),
-    "warn": Style(color="yellow"),
-    "bad": ALARM,
-}
-COMMAND = Style(bold=True, color="cyan")
-MOST_LINES, LEAST_LINES = 10, 2
-"""Lines of the brief view, and of a shortened sentence in it."""
-ESSENTIAL = ("fallbacks", "cost", "remedy")
-"""Labels of sentences that the brief view always has."""
-CUT = 8
-"""Characters removed at a time from a sentence that is too long."""
-
-
 def show_document(page: Page, document: Document) -> None:
     """Print headline, opening and sections."""
     page.lines(_headline(page, document))
     if document.opening:
-        if document.headline:
-            page.blank()
+        page.console.print()
         _show_blocks(page, document.opening, INDENT)
     for section in document.sections:
         if shown_blocks(section.blocks):
-            show_section(page, section)
+            page.console.print()
+            page.line(f"{section.title}: {section.about}" if section.about else section.title, indent=0, style=BOLD)
+            _show_blocks(page, section.blocks, INDENT)
 
 
 def _headline(page: Page, document: Document) -> list[Text]:
@@ -267,7 +211,7 @@ def _brief(page: Page, document: Document, most: int, *, required: bool = True) 
         if isinstance(block, Line):
             part = _paragraph(page, block, most)
         elif isinstance(block, Command):
-            part = page.command(block.arguments, COMMAND)
+            part = page.command(block.arguments)
         if len(lines) + len(part) <= MOST_LINES:
             lines += part
         elif required and isinstance(block, Line) and block.label in ESSENTIAL:
@@ -277,68 +221,36 @@ def _brief(page: Page, document: Document, most: int, *, required: bool = True) 
 
 def _paragraph(page: Page, line: Line, most: int) -> list[Text]:
     """A labelled sentence, cut in its middle if it takes more than `most` lines."""
-    text = text_of(line.text)
-    longest = len(text)
+    longest = len(line.text)
     while True:
-        made = page.wrapped(cut(text, longest), hang=INDENT, label=line.label, style=TONES[line.tone])
+        made = page.wrapped(cut(line.text, longest), hang=INDENT, label=line.label, style=TONES[line.tone])
         if len(made) <= most:
             return made
         longest -= CUT
 
 
-def show_section(page: Page, section: Section) -> None:
-    """Print a section with its title."""
-    page.heading(f"{section.title}: {section.about}" if section.about else section.title)
-    _show_blocks(page, section.blocks, INDENT)
-
-
 def _show_blocks(page: Page, blocks: Sequence[Block], indent: int) -> None:
-    """Print the blocks that a terminal shows."""
-    shown = shown_blocks(blocks, "; explain and the html view show them")
-    for number, block in enumerate(shown):
-        apart = number > 0 and (
-            isinstance(block, Table) or isinstance(shown[number - 1], Table) and not isinstance(block, Line)
-        )
-        _show_block(page, block, indent, apart=apart)
+    """Print the blocks that a terminal shows, with empty lines around tables."""
+    before: Block | None = None
+    for block in shown_blocks(blocks, "; explain and the html view show them"):
+        if before and (isinstance(block, Table) or isinstance(before, Table) and not isinstance(block, Line)):
+            page.console.print()
+        _show_block(page, block, indent)
+        before = block
 
 
-def _show_block(page: Page, block: Block, indent: int, *, apart: bool) -> None:
-    """Print one block. `apart`: after an empty line."""
-    if apart:
-        page.blank()
+def _show_block(page: Page, block: Block, indent: int) -> None:
+    """Print one block."""
     if isinstance(block, Line):
-        _show_line(page, block, indent)
+        hang = INDENT if block.label else 0
+        page.line(block.text, indent=indent, hang=hang, label=block.label, style=TONES[block.tone])
     elif isinstance(block, Command):
-        show_command(page, block, indent)
-    elif isinstance(block, Pairs):
-        rows = [(name if n == 0 else "", value) for name, values in block.rows for n, value in enumerate(values)]
-        page.pairs(rows)
+        page.lines(page.command(block.arguments, indent))
+        if block.does:
+            page.line(block.does, indent=indent + INDENT, style=DIM)
     elif isinstance(block, Table):
-        _show_table(page, block)
-    elif isinstance(block, Plot):
-        _show_line(page, Line(block.line, block.caption), indent)
+        page.table(block)
     elif isinstance(block, Group):
         if block.title:
             page.line(block.title, indent=indent, hang=INDENT, style=BOLD)
         _show_blocks(page, block.blocks, indent + INDENT if block.title else indent)
-
-
-def _show_line(page: Page, line: Line, indent: int) -> None:
-    """Print a sentence with its label."""
-    text = text_of(line.text)
-    page.line(text, indent=indent, hang=INDENT if line.label else 0, label=line.label, style=TONES[line.tone])
-
-
-def show_command(page: Page, command: Command, indent: int) -> None:
-    """Print a command on separate lines, for copying."""
-    page.lines(page.command(command.arguments, COMMAND, indent=indent))
-    if command.does:
-        page.line(command.does, indent=indent + INDENT, style=DIM)
-
-
-def _show_table(page: Page, table: Table) -> None:
-    """Print the first rows of a table and a summary of the others."""
-    rows, rest = shown_rows(table)
-    if not table.redundant_caption:
-        page.line(table.caption, style=DIM)
-    page.table(table.columns, [[text_of(cell) for cell in row.cells] for row in rows], rest)

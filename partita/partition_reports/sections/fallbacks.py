@@ -1,14 +1,16 @@
-"""Fallbacks by reason and evidence, with cost, remedy and probes."""
+"""Fallbacks by reason and evidence, with cost, remedy and probes, and slow kernel paths."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from partita.diagnosis.actions import Action, steps_for
+from partita.diagnosis.actions import Action, Situation, each, steps_for
 from partita.diagnosis.reasons.table import REASONS
-from partita.diagnosis.records import Fallback, FallbackCost, VariantRecord
-from partita.observations.records import Probing
+from partita.diagnosis.records import Fallback, FallbackCost, KernelPath, SkippedProvider, VariantRecord
+from partita.observations.codes import PROVIDER_CODES
+from partita.observations.facts import AS_IS
+from partita.observations.records import ChainEntry
 from partita.observations.text_format import (
     NOT_KNOWN,
     decimals,
@@ -22,63 +24,160 @@ from partita.observations.text_format import (
     tally,
 )
 from partita.partition_reports.cost import waiting_us
-from partita.partition_reports.groups import grouped, provider_of, ran_by, share_of, total_us
+from partita.partition_reports.groups import grouped, ran_by, share_of, total_us
 from partita.partition_reports.outcome import counted_rows, fallbacks_of, is_folded, key_of, preferred_of, used_phases
 from partita.partition_reports.records import Phase, Report
 from partita.partition_reports.sections.model import (
     Block,
-    Cell,
     Column,
     Command,
-    Fold,
     Group,
-    Head,
     Line,
-    Link,
+    Row,
     Section,
     Table,
+    fields_of,
     numbers,
+    pairs,
     table,
+    table_of,
+    value_text,
 )
-from partita.partition_reports.sections.shared import (
-    REASONS_PAGE,
-    copied_bytes,
-    finding_key,
-    first_of,
-    for_reason,
-    node_anchors,
-    probe_table,
-    reason_anchor,
-    situation_of,
-)
+from partita.partition_reports.sections.phases import copied_bytes
+from partita.partition_reports.sections.placement import node_anchors
+from partita.remedies import split
 
+REASONS_PAGE = "docs/reasons.md"
+"""Documentation of the reason codes, with an anchor for each."""
 NAMED = 8
-"""Maximum families of nodes, or nodes of a cell, that are named."""
+"""Maximum families of nodes that are named."""
 NAMED_WORDS = 3
 HELPED = frozenset({"supported", "placed"})
-HARMLESS: dict[bool | None, str] = {True: "yes", False: "no", None: "unknown"}
+OPERATOR_EVIDENCE = ("logged", "probed")
+"""Kinds of evidence that apply to the operator of a node."""
+OF_FOLDER, OF_INPUTS = ("variant", "contract", "max-length"), ("shape", "input")
+"""Options of a request other than provider options, by command-line name; those of `OF_INPUTS` are repeatable."""
 GroupKey = tuple[str, str]
+"""Reason and provider."""
 
 
 def section(report: Report) -> Section:
     """Unavailable providers, rejected parts, then fallback nodes by reason."""
-    blocks: list[Block] = [*unavailable(report), *_rejected(report)]
-    blocks += (Writer(report).group(*entry) for entry in enumerate(by_reason(report)))
+    blocks: list[Block] = [_unavailable(report, entry) for entry in report.chain if entry.status != "active"]
+    if report.rejected_parts:
+        names = ("file", "provider", "nodes", "evidence", "minimal", "attempts")
+        title = "Rejected parts of the graph, found by bisection"
+        blocks.append(table_of(title, report.rejected_parts, *names, obvious=False))
+    blocks += [_reason_group(report, number, *entry) for number, entry in enumerate(by_reason(report))]
     if not report.fallbacks:
-        blocks.append(Line(_render_none(report)))
-    if report.fallbacks or any(entry.status == "unavailable" for entry in report.chain):
+        blocks.append(Line(_none_text(report)))
+    if any(isinstance(block, Group) for block in blocks):
         blocks.append(Line(REASONS_PAGE, "reason codes", "quiet"))
     if report.probing is not None:
-        blocks.append(Line(_render_probing(report.probing), "probes", "quiet"))
+        blocks.append(pairs("Probes", fields_of(report.probing, prefix="probes: ")))
     about = f"{count_text(report, report.fallbacks)} not on {preferred_of(report)}" if report.fallbacks else ""
     return Section("fallbacks", "Fallbacks", tuple(blocks), about)
 
 
-def _render_none(report: Report) -> str:
+def _none_text(report: Report) -> str:
     """Text for a report without fallbacks."""
     if used_phases(report):
         return f"None: every node is on {preferred_of(report)}, the first provider of the chain."
     return "None: ONNX Runtime folded the whole graph at load time." if is_folded(report) else "No nodes are known."
+
+
+def _unavailable(report: Report, entry: ChainEntry) -> Group:
+    """An unavailable provider of the chain."""
+    lines = [Line(entry.evidence or "none", "evidence"), *([Line(entry.remedy, "remedy")] if entry.remedy else [])]
+    commands = _commands(steps_for(situation_of(report), entry.reason or "", entry.provider))
+    return Group(f"{entry.provider} is unavailable: {entry.reason or 'no reason known'}", (*lines, *commands))
+
+
+def _commands(actions: Iterable[Action]) -> list[Command]:
+    """Actions as commands."""
+    return [Command(action.words, action.does) for action in actions]
+
+
+# Groups of fallbacks
+
+
+def by_reason(report: Report) -> list[tuple[GroupKey, list[Fallback]]]:
+    """Fallbacks by reason and provider: the highest cost first, unexplained ones after others, harmless ones last."""
+    groups = grouped(fallbacks_of(report), lambda entry: (entry.reason, entry.provider))
+    return sorted(
+        groups.items(),
+        key=lambda item: (
+            all(entry.cost is not None and entry.cost.harmless is True for entry in item[1]),
+            item[0][0] == "unexplained",
+            *_weight(_costs(item[1])),
+            -len(item[1]),
+            item[0],
+        ),
+    )
+
+
+def _weight(costs: Sequence[FallbackCost]) -> tuple[float, int]:
+    """Sort key of groups: time of copies and nodes, then copies, descending."""
+    time = sum((cost.copy_wait_us_per_run or 0.0) + (cost.host_us_per_run or 0.0) for cost in costs)
+    return -time, -len({name for cost in costs for name in cost.copies})
+
+
+def _costs(entries: Sequence[Fallback]) -> list[FallbackCost]:
+    """Known costs in the last phase."""
+    return [entry.cost for entry in entries if entry.cost is not None and entry.phase == entries[-1].phase]
+
+
+def _reason_group(report: Report, number: int, group: GroupKey, entries: Sequence[Fallback]) -> Group:
+    """One reason with its nodes on one provider."""
+    (reason, provider), findings = group, grouped(entries, finding_key(report))
+    remedies, text = {entry.remedy for entry in entries}, reason_text(reason, entries)
+    operators = Counter(entry.op_type or "unknown" for entry in entries if entry.phase == entries[-1].phase)
+    blocks: list[Block] = [] if reason in REASONS and text == REASONS[reason].title else [Line(text, "reason")]
+    blocks.append(cost_line(report, entries) or Line("unknown: no phase measured these nodes", "cost"))
+    blocks.append(Line(tally(operators), "operators"))
+    shows_remedy = len(findings) > 1 and len(remedies) > 1
+    blocks += [_finding(report, members, shows_remedy) for members in findings.values()]
+    blocks += [Line(entries[0].remedy, "remedy", "good")] if len(remedies) == 1 else []
+    blocks += _commands(for_reason(report, reason, entries))
+    title = f"{reason_title(reason)}: {_count_in_phases(report, entries)}, on {short_provider(provider)}"
+    return Group(title, tuple(blocks), reason_anchor(number))
+
+
+def reason_anchor(number: int) -> str:
+    """Anchor of a reason's group, by its number in display order."""
+    return f"r{number}"
+
+
+def reason_title(code: str) -> str:
+    """`No kernel found (no_kernel_op)`, or the code if it is unknown in this version."""
+    return f"{REASONS[code].title} ({code})" if code in REASONS else code
+
+
+def reason_text(code: str, entries: Sequence[Fallback]) -> str:
+    """`CUDA has no int64 kernel for MatMul; float32 and float16 work`, or the title without suitable probes."""
+    reason = REASONS.get(code)
+    if reason is None:
+        return code
+    helped = [
+        {each.after: each.before for each in entry.variants if each.outcome in HELPED and each.factor in reason.factors}
+        for entry in entries
+    ]
+    befores = {before for changes in helped for before in changes.values()}
+    if not reason.sentence or (reason.names_change and (len(befores) != 1 or "" in befores)):
+        return reason.title
+    operators = list(dict.fromkeys(entry.op_type or "unknown nodes" for entry in entries))
+    provider = short_provider(entries[0].preferred_provider)
+    text = reason.sentence.format(provider=provider, op=_first_names(operators), before="".join(befores))
+    works = [now for now in helped[0] if all(now in changes for changes in helped)] if reason.names_change else []
+    if len({now.rpartition(" ")[0] for now in works} - {""}) == 1:  # "MaxPool of opset 12, 11 and 10"
+        works = [works[0], *(now.rpartition(" ")[2] for now in works[1:])]
+    return f"{text}; {_first_names(works)} {'works' if len(works) == 1 else 'work'}" if works else text
+
+
+def _first_names(names: Sequence[str]) -> str:
+    """`a, b and c`, `a, b, c and 2 more`."""
+    more = [f"{len(names) - NAMED_WORDS} more"] if len(names) > NAMED_WORDS else []
+    return listing([*names[:NAMED_WORDS], *more])
 
 
 def count_text(report: Report, entries: Iterable[Fallback]) -> str:
@@ -92,260 +191,258 @@ def count_text(report: Report, entries: Iterable[Fallback]) -> str:
         added |= {entry.node} if not ran and not rows[key_of(entry)] else set()
     counts = [(len(own), "node"), (len(added), "added node")]
     if not own and not added:
-        counts = [(len(parts), "node")]
-    text = listing(plural(count, noun) for count, noun in counts if count)
-    return text if own or added else f"part of {text}"
+        return f"part of {plural(len(parts), 'node')}"
+    return listing(plural(count, noun) for count, noun in counts if count)
 
 
 def _count_in_phases(report: Report, entries: Sequence[Fallback]) -> str:
     """`4 nodes in prefill and decode`; phases with different counts separately."""
-    phases: dict[str, list[str]] = {}
-    for phase in dict.fromkeys(entry.phase for entry in entries):
-        text = count_text(report, [entry for entry in entries if entry.phase == phase])
-        phases.setdefault(text, []).append(phase)
-    return listing(f"{text}{in_phases(names)}" for text, names in phases.items())
+    counts = {name: count_text(report, found) for name, found in grouped(entries, lambda entry: entry.phase).items()}
+    return listing(f"{text}{in_phases(names)}" for text, names in grouped(counts, counts.__getitem__).items())
 
 
-def by_reason(report: Report) -> list[tuple[GroupKey, list[Fallback]]]:
-    """Fallbacks by reason and provider: the highest cost first, unexplained ones after others, harmless ones last."""
-    groups = grouped(fallbacks_of(report), lambda entry: (entry.reason, entry.provider))
-    return sorted(
-        groups.items(),
-        key=lambda item: (
-            all(entry.cost is not None and entry.cost.harmless is True for entry in item[1]),
-            item[0][0] == "unexplained",
-            *_weight(item[1]),
-            item[0],
-        ),
-    )
+def cost_line(report: Report, entries: Sequence[Fallback]) -> Line | None:
+    """Cost of fallbacks in one run of their last phase; a copy with several causes counts once. None if unknown."""
+    phase = next((phase for phase in report.phases if phase.name == entries[-1].phase), None)
+    costs = _costs(entries)
+    return Line(_cost_text(costs, phase), f"cost{in_phases([phase.name])}") if costs and phase is not None else None
 
 
-def _weight(entries: Sequence[Fallback]) -> tuple[float, int, int]:
-    """Sort key of groups: time of copies and nodes in their last phase, then copies, then nodes, descending."""
-    costs = [entry.cost for entry in entries if entry.cost is not None and entry.phase == entries[-1].phase]
-    time = sum((cost.copy_wait_us_per_run or 0.0) + (cost.host_us_per_run or 0.0) for cost in costs)
-    return -time, -len({name for cost in costs for name in cost.copies}), -len(entries)
-
-
-def reason_title(code: str) -> str:
-    """`No kernel found (no_kernel_op)`, or the code if it is unknown in this version."""
-    return f"{REASONS[code].title} ({code})" if code in REASONS else code
-
-
-def reason_text(code: str, entries: Sequence[Fallback]) -> str:
-    """`CUDA has no int64 kernel for MatMul; float32 and float16 work`, or the title without suitable probes."""
-    reason = REASONS.get(code)
-    if reason is None:
-        return code
-    replacements = [
-        {each.after: each.before for each in entry.variants if each.outcome in HELPED and each.factor in reason.factors}
-        for entry in entries
-    ]
-    befores = {before for changes in replacements for before in changes.values()}
-    if not reason.sentence or (reason.names_change and (len(befores) != 1 or "" in befores)):
-        return reason.title
-    operators = list(dict.fromkeys(entry.op_type or "unknown nodes" for entry in entries))
-    text = reason.sentence.format(
-        provider=short_provider(entries[0].preferred_provider), op=first_names(operators), before="".join(befores)
-    )
-    works = [now for now in replacements[0] if all(now in each for each in replacements)]
-    common = works[0].rpartition(" ")[0] if works else ""
-    if common and all(each.rpartition(" ")[0] == common for each in works):  # "MaxPool of opset 12, 11 and 10"
-        works = [works[0], *(each.rpartition(" ")[2] for each in works[1:])]
-    if not reason.names_change or not works:
-        return text
-    return f"{text}; {first_names(works)} {'works' if len(works) == 1 else 'work'}"
-
-
-def first_names(names: Sequence[str]) -> str:
-    """`a, b and c`, `a, b, c and 2 more`."""
-    more = [f"{len(names) - NAMED_WORDS} more"] if len(names) > NAMED_WORDS else []
-    return listing([*names[:NAMED_WORDS], *more])
-
-
-def unavailable(report: Report) -> Iterator[Group]:
-    """Unavailable providers of the chain."""
-    for entry in report.chain:
-        if entry.status == "unavailable":
-            blocks: list[Block] = [Line(entry.evidence or "none", "evidence")]
-            blocks += [Line(entry.remedy, "remedy")] if entry.remedy else []
-            blocks += commands(steps_for(situation_of(report), entry.reason or "", entry.provider))
-            yield Group(f"{entry.provider} is unavailable: {entry.reason or 'no reason known'}", tuple(blocks))
-
-
-def _rejected(report: Report) -> Iterator[Table]:
-    """Rejected parts of the graph."""
-    rows = [
-        (
-            part.file,
-            part.provider,
-            name_some(part.nodes, NAMED),
-            part.evidence,
-            "yes" if part.minimal else "unknown: time ran out",
-            f"{part.attempts:,}",
-        )
-        for part in report.rejected_parts
-    ]
-    heads = ("file", "provider", "smallest rejected part", "evidence", "minimal", Column("parts tried"))
-    if rows:
-        yield table("Rejected parts of the graph, found by bisection", heads, rows)
-
-
-def _render_probing(probing: Probing) -> str:
-    """Number and time of the probes."""
-    text = (
-        f"{probing.experiments + probing.cached:,}: {probing.experiments:,} run in {decimals(probing.seconds)} s "
-        f"(budget {decimals(probing.budget_seconds)} s), {probing.cached:,} from the cache; "
-        f"{plural(probing.crashes, 'crash')}"
-    )
-    missing = len(probing.missing_probes)
-    return f"{text}; incomplete for {plural(missing, 'node')}" if missing else text
-
-
-def commands(actions: Iterable[Action]) -> list[Block]:
-    """Actions as commands."""
-    return [Command(action.words, action.does) for action in actions]
-
-
-class Writer:
-    """Renders the groups of one report."""
-
-    def __init__(self, report: Report) -> None:
-        self.report, self.fallbacks = report, fallbacks_of(report)
-        self.phases: dict[str, Phase] = {phase.name: phase for phase in report.phases}
-        positions = node_anchors(report)
-        self.rows = {
-            (phase.name, node.name, provider_of(node)): positions[phase.name, node.position]
-            for phase in report.phases
-            for node in phase.nodes
-        }
-        self.key = finding_key(report)
-
-    def group(self, number: int, group: tuple[GroupKey, Sequence[Fallback]]) -> Group:
-        """One reason with its nodes on one provider."""
-        (reason, provider), entries = group
-        findings = grouped(entries, self.key)
-        remedies = {entry.remedy for entry in entries}
-        last = [entry for entry in entries if entry.phase == entries[-1].phase]
-        phase, costs = self.phases.get(last[0].phase), [entry.cost for entry in last if entry.cost is not None]
-        text = reason_text(reason, entries)
-        blocks: list[Block] = [] if reason in REASONS and text == REASONS[reason].title else [Line(text, "reason")]
-        blocks += [
-            Line("unknown: no phase measured these nodes", "cost")
-            if phase is None or not costs
-            else Line(cost_text(costs, phase), f"cost{in_phases([phase.name])}"),
-            Line(tally(dict(Counter(entry.op_type or "unknown" for entry in last))), "operators"),
-        ]
-        blocks += [self.finding(members, alone=len(findings) == 1) for members in findings.values()]
-        blocks += [Line(entries[0].remedy, "remedy", "good")] if len(remedies) == 1 else []
-        blocks += commands(for_reason(self.report, reason, entries))
-        title = f"{reason_title(reason)}: {_count_in_phases(self.report, entries)}, on {short_provider(provider)}"
-        return Group(title, tuple(blocks), reason_anchor(number))
-
-    def finding(self, members: Sequence[Fallback], *, alone: bool) -> Group:
-        """Evidence with its nodes."""
-        by_node = grouped(members, lambda entry: entry.node)
-        first = members[0]
-        evidence = first_of(entry.evidence for entry in members)
-        blocks: list[Block] = [Line(text, "nodes") for text in _render_nodes(by_node)]
-        blocks.append(Line(evidence, f"evidence ({first.evidence_kind})"))
-        if not alone and len({entry.remedy for entry in self.fallbacks if entry.reason == first.reason}) > 1:
-            blocks.append(Line(first.remedy, "remedy", "good"))
-        if first.missing_probes:
-            blocks.append(Line(first.missing_probes, "missing probes"))
-        blocks += _other_providers(members)
-        heads: tuple[Head, ...] = (
-            *("node", "operator", "phases", "source line"),
-            *numbers("host ms", "copies", "copied bytes"),
-            *("harmless", "why"),
-        )
-        costs = [self.row(entries) for entries in by_node.values()]
-        blocks.append(
-            Fold(
-                f"{plural(len(by_node), 'node')} with cost",
-                (table(f"Affected nodes; cost{in_phases([members[-1].phase])}", heads, costs),),
-            )
-        )
-        blocks += _experiments(members)
-        return Group("", tuple(blocks))
-
-    def row(self, entries: Sequence[Fallback]) -> tuple[Cell, ...]:
-        """One node with its cost in the last phase."""
-        last = entries[-1]
-        target = self.rows.get((last.phase, last.node, last.provider))
-        name: Cell = Link(last.node, target) if target else last.node
-        phases = listing(dict.fromkeys(entry.phase for entry in entries))
-        return name, last.op_type or "unknown", phases, last.source_line or NOT_KNOWN, *_cost_cells(last.cost)
-
-
-def _render_nodes(by_node: Mapping[str, Sequence[Fallback]]) -> Iterator[str]:
-    """Names of the nodes, grouped by source line."""
-    for line, names in grouped(by_node, lambda name: by_node[name][-1].source_line or "").items():
-        yield name_some(names, NAMED) + (f" ({line})" if line else "")
-
-
-def cost_text(costs: Sequence[FallbackCost], phase: Phase) -> str:
-    """Cost of fallbacks in one run of their phase; a copy with several causes counts once."""
+def _cost_text(costs: Sequence[FallbackCost], phase: Phase) -> str:
+    """Copies, node time, and harm."""
     names = {name for cost in costs for name in cost.copies}
     caused = [copy for copy in phase.copies if copy.kind == "memcpy_node" and copy.name in names]
-    parts = [plural(len(caused), "copy") if caused else "no copies"]
+    parts = ["no copies"]
     if caused:
         wait = waiting_us(caused)
         part = share_of(wait, total_us(phase.nodes))
         waited = f", {decimals(wait, 1e-3)} ms wait" if wait is not None else ""
         waited += f", {percent(part)} of the node time" if part is not None else ""
-        parts = [f"{parts[0]} ({copied_bytes(caused)}{waited})"]
+        parts = [f"{plural(len(caused), 'copy')} ({copied_bytes(caused)}{waited})"]
     shares = [cost.time_share for cost in costs if cost.time_share is not None]
     if shares:
         parts.append(f"{'the nodes themselves: ' if caused else ''}{percent(sum(shares))} of the node time")
-    return f"{', '.join(parts)}; {harm_text(costs)}"
+    return f"{', '.join(parts)}; {_harm_text(costs)}"
 
 
-def harm_text(costs: Sequence[FallbackCost]) -> str:
+def _harm_text(costs: Sequence[FallbackCost]) -> str:
     """Number of nodes that cause copies, take significant time, are harmless, or may not be."""
-    copying = sum(cost.harmless is False and bool(cost.copies) for cost in costs)
-    slow = sum(cost.harmless is False and not cost.copies for cost in costs)
-    fine = sum(cost.harmless is True for cost in costs)
-    open_ = sum(cost.harmless is None for cost in costs)
-    parts = [
-        (copying, f"{plural(copying, 'node')} {'causes' if copying == 1 else 'cause'} copies"),
-        (slow, f"{plural(slow, 'node')} {'takes' if slow == 1 else 'take'} significant time"),
-        (fine, f"{plural(fine, 'node')} {'is' if fine == 1 else 'are'} harmless"),
-        (open_, f"{plural(open_, 'node')} may not be harmless"),
+    harmful = [cost for cost in costs if cost.harmless is False]
+    copying = sum(bool(cost.copies) for cost in harmful)
+    kinds = (
+        (copying, "causes copies", "cause copies"),
+        (len(harmful) - copying, "takes significant time", "take significant time"),
+        (sum(cost.harmless is True for cost in costs), "is harmless", "are harmless"),
+        (sum(cost.harmless is None for cost in costs), "may not be harmless", "may not be harmless"),
+    )
+    return listing(f"{plural(count, 'node')} {one if count == 1 else many}" for count, one, many in kinds if count)
+
+
+# Findings: fallbacks with the same evidence
+
+
+def finding_key(report: Report) -> Callable[[Fallback], object]:
+    """A function that returns the finding of a node for every preferred provider, for grouping."""
+    parts = {name: number for number, part in enumerate(report.rejected_parts) for name in part.nodes}
+
+    def known(why: SkippedProvider) -> object:
+        trials = tuple((trial.factor, trial.after, trial.outcome, trial.neg_added) for trial in why.variants)
+        return why.provider, why.reason, why.evidence_kind, trials, bool(why.missing_probes)
+
+    def key(entry: Fallback) -> object:
+        part = parts.get(entry.node)
+        about_operator = part is None and any(
+            each.evidence_kind in OPERATOR_EVIDENCE and each.reason not in PROVIDER_CODES for each in entry.preferred
+        )
+        return tuple(map(known, entry.preferred)), part, entry.op_type if about_operator else None
+
+    return key
+
+
+def _finding(report: Report, members: Sequence[Fallback], shows_remedy: bool) -> Group:
+    """Evidence with its nodes."""
+    by_node, first = grouped(members, lambda entry: entry.node), members[0]
+    by_line = grouped(by_node, lambda name: by_node[name][-1].source_line)
+    blocks: list[Block] = [
+        Line(f"{name_some(names, NAMED)}{f' ({line})' if line else ''}", "nodes") for line, names in by_line.items()
     ]
-    return listing(text for count, text in parts if count)
+    blocks.append(Line(_first_of(entry.evidence for entry in members), f"evidence ({first.evidence_kind})"))
+    blocks += [Line(first.remedy, "remedy", "good")] if shows_remedy else []
+    blocks += [Line(first.missing_probes, "missing probes")] if first.missing_probes else []
+    for other in first.skipped:
+        name, reason = short_provider(other.provider), f"{reason_title(other.reason)}, {other.evidence_kind}"
+        found = (entry.about(other.provider) for entry in members)
+        evidence = _first_of(each.evidence for each in found if each is not None)
+        blocks += [Line(f"{reason}: {evidence}", f"not on {name} either")]
+        blocks += [Line(other.remedy, f"remedy for {name}", "good")]
+    title = f"{plural(len(by_node), 'node')} with cost"
+    blocks.append(Group(title, (_cost_table(report, list(by_node.values())),), folded=True))
+    probed = [(why.variants, entry.node) for entry in members for why in entry.preferred if why.variants]
+    for variants, tried in grouped(probed, lambda pair: pair[0]).items():
+        nodes = dict.fromkeys(node for _, node in tried)
+        title = f"{plural(len(variants), 'probe')} of {name_some(nodes, NAMED)}"
+        blocks.append(Group(title, tuple(probe_table(title, variants)), folded=True))
+    return Group("", tuple(blocks))
 
 
-def _other_providers(members: Sequence[Fallback]) -> Iterator[Line]:
-    """Reasons for other skipped preferred providers."""
-    for each in members[0].skipped:
-        name, reason = short_provider(each.provider), f"{reason_title(each.reason)}, {each.evidence_kind}"
-        evidence = first_of(found.evidence for entry in members if (found := entry.about(each.provider)) is not None)
-        yield Line(f"{reason}: {evidence}", f"not on {name} either")
-        yield Line(each.remedy, f"remedy for {name}", "good")
+def _cost_table(report: Report, nodes: Sequence[Sequence[Fallback]]) -> Table:
+    """Nodes with their cost in the last phase."""
+    anchors, rows = node_anchors(report), []
+    for entries in nodes:
+        last, cost = entries[-1], entries[-1].cost
+        phases = listing(dict.fromkeys(entry.phase for entry in entries))
+        cells = (last.node, last.op_type or "unknown", phases, last.source_line or NOT_KNOWN)
+        if cost is None:
+            rows.append(Row((*cells, NOT_KNOWN, NOT_KNOWN, NOT_KNOWN, NOT_KNOWN, "no phase measured it")))
+            continue
+        size = human_bytes(cost.copy_bytes_per_run) if cost.copies else NOT_KNOWN
+        harmless = "unknown" if cost.harmless is None else value_text("harmless", cost.harmless)
+        figures = (decimals(cost.host_us_per_run, 1e-3), str(len(cost.copies)), size, harmless, cost.harmless_reason)
+        rows.append(Row((*cells, *figures), target=anchors.get((last.phase, last.node), "")))
+    heads = ("node", "operator", "phases", "source line", *numbers("host ms", "copies", "copied bytes"))
+    caption = f"Affected nodes; cost{in_phases([nodes[-1][-1].phase])}"
+    return table(caption, (*heads, "harmless", "why"), rows)
 
 
-def _cost_cells(cost: FallbackCost | None) -> tuple[str, str, str, str, str]:
-    """Time, copies, bytes, and whether it is harmless."""
-    if cost is None:
-        return (NOT_KNOWN, NOT_KNOWN, NOT_KNOWN, NOT_KNOWN, "no phase measured it")
-    size = human_bytes(cost.copy_bytes_per_run) if cost.copies else NOT_KNOWN
-    return (
-        decimals(cost.host_us_per_run, 1e-3),
-        str(len(cost.copies)),
-        size,
-        HARMLESS[cost.harmless],
-        cost.harmless_reason,
+def probe_table(title: str, variants: Sequence[VariantRecord]) -> Iterator[Block]:
+    """Probes as a table of changes and outcomes, with the messages below it."""
+    quoted = list(dict.fromkeys(trial.message for trial in variants if trial.message))
+    rows = [
+        (
+            "unchanged" if trial.factor == AS_IS else trial.factor.replace("_", " "),
+            trial.change,
+            trial.outcome.replace("_", " "),
+            f"[{quoted.index(trial.message) + 1}]" if trial.message else "",
+        )
+        for trial in variants
+    ]
+    yield table(title, ("property", "change", "outcome", Column("message")), rows)
+    yield from (Line(f"[{number}] {text}") for number, text in enumerate(quoted, 1))
+
+
+def _first_of(texts: Iterable[str]) -> str:
+    """The first of several texts, with the number of different texts if there are several."""
+    different = list(dict.fromkeys(texts))
+    return different[0] + (f" (one of {len(different)})" if len(different) > 1 else "")
+
+
+# Actions
+
+
+def situation_of(report: Report) -> Situation:
+    """Context of a report, for the placeholders of an action."""
+    options = report.request.options
+    # Provider options have the form PROVIDER.OPTION.
+    provider_options = {name: value for name, value in options.items() if "." in name}
+    several = {name: split(options.get(name, "")) for name in (*OF_INPUTS, "pin", "provider-library")}
+    if report.model is None:  # --input of a generation is a prompt
+        opened = [word for name in OF_FOLDER if name in options for word in each(f"--{name}", (options[name],))]
+    else:
+        opened = [word for name in OF_INPUTS for word in each(f"--{name}", several[name])]
+    return Situation(
+        report.package,
+        report.request.path,
+        report.request.chain,
+        provider_options,
+        report.dry_run.device if report.dry_run is not None else "",
+        several["pin"],
+        several["provider-library"],
+        tuple(opened),
     )
 
 
-def _experiments(members: Sequence[Fallback]) -> Iterator[Fold]:
-    """The probes of each node; equal probes are shown once."""
-    same_probes: dict[tuple[VariantRecord, ...], dict[str, None]] = {}
-    for entry in members:
-        for each in entry.preferred:
-            if each.variants:
-                same_probes.setdefault(each.variants, {})[entry.node] = None
-    for trials, nodes in same_probes.items():
-        title = f"{plural(len(trials), 'probe')} of {name_some(nodes, NAMED)}"
-        yield Fold(title, tuple(probe_table(title, trials)))
+def for_reason(report: Report, code: str, entries: Sequence[Fallback]) -> list[Action]:
+    """The actions for a reason that apply to this report."""
+    return steps_for(
+        situation_of(report),
+        code,
+        entries[0].preferred_provider,
+        unprobed=any(entry.missing_probes for entry in entries),
+        trials=[entry.variants for entry in entries],
+    )
+
+
+def top_actions(report: Report, groups: Sequence[tuple[GroupKey, Sequence[Fallback]]]) -> Iterator[Action]:
+    """The actions for unavailable providers, and for the first reason with actions."""
+    for entry in report.chain:
+        if entry.status == "unavailable":
+            yield from steps_for(situation_of(report), entry.reason or "", entry.provider)
+    found = (for_reason(report, reason, entries) for (reason, _), entries in groups)
+    yield from next(filter(None, found), [])
+
+
+# Kernel paths
+
+
+def kernel_section(report: Report) -> Section | None:
+    """Kernel paths, slow ones first; None if no executed node has an operator with several kernels."""
+    if not report.kernel_paths:
+        return None
+    slow = slow_groups(report)
+    blocks: list[Block] = [_kernel_group(entries) for entries in slow]
+    if not slow:
+        blocks.append(Line("No node is known to take a slow path."))
+    unknown = grouped((entry for entry in report.kernel_paths if entry.unknown), lambda e: (e.op_type, e.unknown))
+    for (operator, text), entries in unknown.items():
+        blocks.append(Line(f"{plural(len({entry.node for entry in entries}), f'{operator} node')}: {text}", "unknown"))
+    blocks.append(_kernel_table(report.kernel_paths))
+    nodes = {entry.node for entries in slow for entry in entries}
+    return Section("kernels", "Kernel paths", tuple(blocks), f"{plural(len(nodes), 'node')} slow" if nodes else "")
+
+
+def slow_groups(report: Report) -> list[list[KernelPath]]:
+    """Nodes on slow paths by path, cause and provider; the longest time of the last phase first."""
+    slow = (entry for entry in report.kernel_paths if entry.is_slow)
+    groups = grouped(slow, lambda entry: (entry.path, entry.cause, entry.provider))
+    return [found for _, found in sorted(groups.items(), key=lambda item: (-_share(item[1]), -len(item[1]), item[0]))]
+
+
+def _share(entries: Sequence[KernelPath]) -> float:
+    """Share of the node time of their last phase; 0 if no time is known."""
+    return sum(entry.time_share or 0.0 for entry in entries if entry.phase == entries[-1].phase)
+
+
+def slow_text(entries: Sequence[KernelPath]) -> str:
+    """`6 Attention nodes: whole cache (43.2 % of the node time in decode)`."""
+    last = [entry for entry in entries if entry.phase == entries[-1].phase]
+    operators = listing(dict.fromkeys(entry.op_type or "unknown" for entry in last))
+    cost = _kernel_cost(entries)
+    return f"{plural(len(last), f'{operators} node')}: {last[0].path}{f' ({cost})' if cost else ''}"
+
+
+def _kernel_cost(entries: Sequence[KernelPath]) -> str:
+    """Their share of the node time; empty if unknown."""
+    known = any(entry.time_share is not None for entry in entries if entry.phase == entries[-1].phase)
+    return f"{percent(_share(entries))} of the node time{in_phases([entries[-1].phase])}" if known else ""
+
+
+def _kernel_group(entries: Sequence[KernelPath]) -> Group:
+    """One slow path with its nodes."""
+    first, nodes = entries[0], dict.fromkeys(entry.node for entry in entries)
+    lines = (
+        Line(first.cause, "cause"),
+        Line(_kernel_cost(entries) or "unknown: no phase measured these nodes", "cost"),
+        Line(name_some(nodes, NAMED), "nodes"),
+        Line(_first_of(entry.evidence for entry in entries), f"evidence ({first.evidence_kind})"),
+        Line(first.remedy, "remedy", "good"),
+    )
+    phases = in_phases(dict.fromkeys(entry.phase for entry in entries))
+    return Group(f"{first.path}: {plural(len(nodes), 'node')}{phases}, on {short_provider(first.provider)}", lines)
+
+
+def _kernel_table(paths: Sequence[KernelPath]) -> Table:
+    """Number of nodes of each operator and path, by phase."""
+    phases = list(dict.fromkeys(entry.phase for entry in paths))
+    counts: Mapping[tuple[str, ...], Counter[str]] = {
+        kind: Counter(entry.phase for entry in entries) for kind, entries in grouped(paths, _kind).items()
+    }
+    kinds = sorted(counts, key=lambda kind: (kind[3] != "yes", kind))
+    rows = [(*kind, *(str(counts[kind][phase]) for phase in phases)) for kind in kinds]
+    heads = ("operator", "path", "provider", "slow", "evidence", *numbers(*(f"{phase} nodes" for phase in phases)))
+    return table("Kernel paths", heads, rows, obvious=True)
+
+
+def _kind(entry: KernelPath) -> tuple[str, ...]:
+    """Operator, path, provider, whether slow, kind of evidence."""
+    slow = "yes" if entry.is_slow else "unknown" if entry.evidence_kind == "none" else "no"
+    return entry.op_type or "unknown", entry.path, short_provider(entry.provider), slow, entry.evidence_kind

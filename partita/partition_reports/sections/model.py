@@ -1,17 +1,28 @@
-"""Elements of a section: lines, pairs, tables, groups and folds. Texts are not escaped; views escape them."""
+"""Elements of a document: lines, commands, tables and groups. Texts are not escaped; views escape them."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from math import log
+from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from partita.observations.text_format import decimals, human_bytes, name_some, plural
+from partita.observations.text_format import (
+    NOT_KNOWN,
+    decimals,
+    human_bytes,
+    name_some,
+    percent,
+    plural,
+    short_provider,
+)
 from partita.remedies import shell
 
+MOST = 12
+"""Maximum shown rows of a long table in views that shorten tables."""
 BARS = "▁▂▃▄▅▆▇█"
 Tone = Literal["plain", "quiet", "good", "mild", "warn", "bad"]
 """Meaning of a text; a view may show it as a colour, but not as a colour only."""
@@ -19,61 +30,47 @@ Tone = Literal["plain", "quiet", "good", "mild", "warn", "bad"]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of a table. Numbers are right-aligned."""
+    """One column of a table. Numbers are right-aligned and never broken."""
 
     title: str
     number: bool = True
-    group: str = ""
-    """Adjacent columns of one group stay together."""
-
-
-Head = Column | str
-"""A column, or the title of a column of text."""
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """Text with a link within the page, for views with links."""
-
-    text: str
-    target: str
-    """Anchor of a row, a group or a section."""
-
-
-Cell = str | Link
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Cells in the order of the columns. `anchor`: target of links."""
+    """Cells in the order of the columns; the first is the row heading."""
 
-    cells: tuple[Cell, ...]
+    cells: tuple[str, ...]
     anchor: str = ""
+    """Target of links."""
+    target: str = ""
+    """Anchor that the row heading links to, in views with links."""
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table. Column `name` has the row headings."""
+    """A table."""
 
     caption: str
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
-    name: int = 0
-    summarise_rest: Callable[[int], str] | None = None
-    """Number of shown rows -> a sentence that summarises the others. None: views show all rows."""
-    redundant_caption: bool = False
+    most: int = 0
+    """Maximum shown rows in views that shorten tables; 0: all."""
+    obvious: bool = False
     """The caption repeats the headings and may be hidden."""
-    maximum_rows: int = 12
-    """Maximum shown rows in views that shorten tables."""
+    headless: bool = False
+    """The headings are `name` and `value` and may be hidden."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
     """A sentence or paragraph with an optional label."""
 
-    text: Cell
+    text: str
     label: str = ""
     tone: Tone = "plain"
+    target: str = ""
+    """Anchor that the text links to, in views with links."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,68 +87,14 @@ class Command:
 
 
 @dataclass(frozen=True, slots=True)
-class Pairs:
-    """Names with one or more values."""
-
-    caption: str
-    rows: tuple[tuple[str, tuple[str, ...]], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Fold:
-    """Collapsible blocks; views without folding omit them."""
-
-    title: str
-    blocks: tuple[Block, ...]
-    anchor: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Group:
     """Blocks under a heading, or related blocks without a title."""
 
     title: str
     blocks: tuple[Block, ...]
     anchor: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """A named value of a plot; None: infinite."""
-
-    name: str
-    value: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Plot:
-    """Positive values in order, on a logarithmic axis, with a limit."""
-
-    caption: str
-    points: tuple[Point, ...]
-    limit: float
-    limit_name: str
-
-    @property
-    def heights(self) -> tuple[float, ...]:
-        """Heights of the points from 0 to 1; a value of 0 is 0, an infinite one 1."""
-        return tuple(self.height(point.value) for point in self.points)
-
-    def height(self, value: float | None) -> float:
-        """Height of a value."""
-        low, high = self.ends
-        return 1.0 if value is None else math.log(max(value / low, 1.0)) / math.log(high / low)
-
-    @property
-    def ends(self) -> tuple[float, float]:
-        """Ends of the axis: a tenth of the smallest value that is not 0, and the largest value."""
-        values = [value for value in (self.limit, *(point.value for point in self.points)) if value] or [1.0]
-        return min(values) / 10, max(values)
-
-    @property
-    def line(self) -> str:
-        """The heights as characters."""
-        return "".join(BARS[min(int(height * len(BARS)), len(BARS) - 1)] for height in self.heights)
+    folded: bool = False
+    """Collapsed; views without folding omit it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,10 +143,9 @@ class LayerMap:
     phases: tuple[str, ...]
     rows: tuple[tuple[str, tuple[MapCell, ...]], ...]
     """Title and cells of each layer."""
-    fallbacks: int
 
 
-Block = Line | Command | Pairs | Table | Fold | Group | Plot | LayerMap
+Block = Line | Command | Table | Group | LayerMap
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +160,11 @@ class Section:
     """Suffix of the title, if there is room."""
     folded: bool = False
     """Collapsed in Markdown."""
+
+    @property
+    def has_content(self) -> bool:
+        """Whether it has a block other than an empty table."""
+        return not all(map(is_empty, self.blocks))
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,34 +192,33 @@ class Document:
 
 def table(
     caption: str,
-    columns: Iterable[Head],
-    rows: Iterable[Row | Sequence[Cell]],
+    columns: Iterable[Column | str],
+    rows: Iterable[Row | Sequence[str]],
     *,
-    name: int = 0,
-    rest: Callable[[int], str] | None = None,
+    most: int = 0,
     obvious: bool = False,
-    most: int = 12,
 ) -> Table:
-    """A table from columns and rows of cells."""
+    """A table from columns and rows of cells. A column given as a string holds text."""
     heads = tuple(Column(column, number=False) if isinstance(column, str) else column for column in columns)
     made = tuple(row if isinstance(row, Row) else Row(tuple(row)) for row in rows)
-    return Table(caption, heads, made, name, rest, obvious, most)
+    return Table(caption, heads, made, most, obvious)
 
 
-def numbers(*titles: str) -> tuple[Column, ...]:
+def numbers(*titles: str) -> tuple[Column | str, ...]:
     """Columns of numbers."""
     return tuple(map(Column, titles))
 
 
-def pairs(caption: str, rows: Iterable[tuple[str, str | None]]) -> Pairs:
+def pairs(caption: str, rows: Iterable[tuple[str, str | None]]) -> Table:
     """Names with one value each, without empty values."""
-    return Pairs(caption, tuple((name, (value,)) for name, value in rows if value))
+    shown = tuple(Row((name, value)) for name, value in rows if value)
+    return Table(caption, (Column("name", number=False), Column("value", number=False)), shown, headless=True)
 
 
 def fields_of(record: BaseModel, *exclude: str, prefix: str = "") -> list[tuple[str, str]]:
     """Names and values of a record's fields as text, without nested records, unknown values and counts of 0."""
     return [
-        (f"{prefix}{name.removesuffix('_bytes').replace('_', ' ')}", _value_text(name, value))
+        (f"{prefix}{label_of(name)}", value_text(name, value))
         for name, value in record
         if name not in exclude
         and value not in (None, "", (), {})
@@ -281,26 +227,67 @@ def fields_of(record: BaseModel, *exclude: str, prefix: str = "") -> list[tuple[
     ]
 
 
+def table_of(caption: str, records: Iterable[Any], *names: str, most: int = 0, obvious: bool = True) -> Table:
+    """A row for each record and a column for each of its attributes `names` that any record has a value for."""
+    values = [[getattr(record, name) for name in names] for record in records]
+    shown = [at for at in range(len(names)) if any(row[at] not in (None, "", ()) for row in values)]
+    heads = [Column(label_of(names[at]), number=any(_is_number(row[at]) for row in values)) for at in shown]
+    rows = [[value_text(names[at], row[at]) for at in shown] for row in values]
+    return table(caption, heads, rows, most=most, obvious=obvious)
+
+
+def label_of(name: str) -> str:
+    """The name of a field as text, without the unit that its value has. Times are shown in ms."""
+    short = name.removesuffix("_bytes").removesuffix("_per_run").replace("op_type", "operator")
+    return re.sub(r"_us\b|_us(?=_)", "_ms", short).replace("_", " ")
+
+
+def value_text(name: str, value: object) -> str:
+    """The value of a field as text; its name has the unit. Unknown is `-`."""
+    if value is None:
+        return NOT_KNOWN
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | float):
+        return _number_text(name, value)
+    if isinstance(value, dict):
+        return ", ".join(f"{key or 'ai.onnx'} {each}" for key, each in value.items())
+    return short_provider(str(value)) if name == "provider" else name_some(map(str, _items(value)))
+
+
+def _number_text(name: str, value: float) -> str:
+    if "bytes" in name:
+        return human_bytes(round(value))
+    if "_us_" in name:
+        return decimals(value, 1e-3)
+    if name.endswith(("share", "_rate")):
+        return percent(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    has_unit = name.endswith(("seconds", "_ms")) or "_per_" in name
+    return decimals(value) if has_unit or abs(value) >= 100 else f"{value:.4g}"
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _items(value: object) -> tuple[object, ...]:
     return value if isinstance(value, tuple) else (value,)
 
 
-def _value_text(name: str, value: object) -> str:
-    """The value of a field; the suffix of its name is the unit."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return human_bytes(value) if name.endswith("_bytes") else f"{value:,}"
-    if isinstance(value, dict):
-        return ", ".join(f"{key or 'ai.onnx'} {each}" for key, each in value.items())
-    if isinstance(value, float):
-        return decimals(value) if abs(value) >= 100 else f"{value:.6g}"
-    return name_some(map(str, _items(value)))
+def bars(values: Iterable[float | None]) -> str:
+    """Values as bars on a logarithmic scale from a tenth of the smallest value; None: infinite."""
+    listed = list(values)
+    known = [value for value in listed if value] or [1.0]
+    low, high = min(known) / 10, max(known)
+    heights = [1.0 if value is None else log(max(value / low, 1.0)) / log(high / low) for value in listed]
+    return "".join(BARS[min(int(height * len(BARS)), len(BARS) - 1)] for height in heights)
 
 
-def text_of(cell: Cell) -> str:
-    """The text of a cell."""
-    return cell if isinstance(cell, str) else cell.text
+def is_empty(block: Block) -> bool:
+    """Whether it is a table without rows, which no view shows."""
+    return isinstance(block, Table) and not block.rows
 
 
 FINDINGS = 2
@@ -318,13 +305,14 @@ def shown_blocks(blocks: Sequence[Block], hint: str = "") -> list[Block]:
     for block in blocks:
         if block in findings[FINDINGS:]:
             shown += [Line(more, tone="quiet")] if block is findings[FINDINGS] else []
-        elif not isinstance(block, Fold | LayerMap):
+        elif not (isinstance(block, LayerMap) or (isinstance(block, Group) and block.folded) or is_empty(block)):
             shown.append(block)
     return shown
 
 
 def shown_rows(table: Table) -> tuple[tuple[Row, ...], str]:
-    """The first rows of a table and a summary of the others; all rows if the table has no summary."""
-    if table.summarise_rest is None or len(table.rows) <= table.maximum_rows:
+    """The first rows of a table, and a line about the others; empty if there are none."""
+    left = len(table.rows) - table.most
+    if not table.most or left <= 0:
         return table.rows, ""
-    return table.rows[: table.maximum_rows], table.summarise_rest(table.maximum_rows)
+    return table.rows[: table.most], f"and {plural(left, 'more row')}; the JSON has all"

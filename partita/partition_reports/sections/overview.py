@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from partita.diagnosis.records import Fallback
 from partita.observations.records import ChainEntry
-from partita.observations.text_format import in_phases, listing, name_some, plural, short_provider
+from partita.observations.text_format import decimals, in_phases, listing, name_some, plural, short_provider
 from partita.partition_reports.outcome import (
+    TOO_FEW,
     StateName,
     active_of,
     cache_text,
@@ -19,20 +20,24 @@ from partita.partition_reports.outcome import (
     placement_text,
     preferred_of,
     state_name,
+    too_few_steps,
     was_interrupted,
 )
 from partita.partition_reports.records import Phase, Report
-from partita.partition_reports.sections.fallbacks import GroupKey, by_reason, cost_text, count_text, reason_text
-from partita.partition_reports.sections.kernels import slow_groups, slow_text
-from partita.partition_reports.sections.model import Block, Command, Line, Link, Tone
-from partita.partition_reports.sections.shared import (
-    count_and_bytes,
-    placements,
+from partita.partition_reports.sections.fallbacks import (
+    GroupKey,
+    by_reason,
+    cost_line,
+    count_text,
     reason_anchor,
-    speed_text,
-    subgraph_suffix,
+    reason_text,
+    slow_groups,
+    slow_text,
     top_actions,
 )
+from partita.partition_reports.sections.model import Block, Command, Line, Tone
+from partita.partition_reports.sections.phases import copies_text
+from partita.partition_reports.sections.placement import placements
 from partita.remedies import shell
 
 SIGNS: dict[StateName, tuple[str, Tone]] = {
@@ -48,8 +53,6 @@ SIGNS: dict[StateName, tuple[str, Tone]] = {
 """A symbol for each state, and its tone."""
 NAMED_CHECKS = 3
 """Maximum failed checks named at the top."""
-NAMED_FAMILIES = 1
-"""Maximum families of nodes named at the top."""
 MOST_PLACEMENTS = 2
 """prefill and decode may have different placements."""
 
@@ -71,20 +74,39 @@ def opening(report: Report) -> Iterator[Block]:
     yield from _warnings(report)
     yield from _reason(report)
     yield from remedies(report)
-    slow = slow_text(report)
-    lines = [("slow", slow)] if slow else []
+    slow, main, speeds = slow_groups(report), main_phase(report), list(filter(None, map(_speed, report.phases[::-1])))
+    if slow:
+        yield Line(f"{slow_text(slow[0])}{_more(slow, 'path')}", "slow")
     for phases in placements(report)[:MOST_PLACEMENTS]:
-        lines.append(("placement", placement_text(phases, preferred_of(report), short_provider)))
-    nodes = _nodes(report)
-    lines += [("nodes", nodes)] if nodes else []
-    main = main_phase(report)
-    lines += [("copies", _copies(main))] if main is not None else []
+        yield Line(placement_text(phases, preferred_of(report), short_provider), "placement")
+    rows = counted_rows(report)
+    for _, entries in _groups(report)[:1]:
+        names = [name for entry in entries for name in rows[key_of(entry)]] or [entry.node for entry in entries]
+        yield Line(name_some(dict.fromkeys(names), 1), "nodes")
+    if main is not None:
+        yield Line(copies_text(main), "copies")
     if report.cache is not None and report.cache.states:
-        lines.append(("cache", cache_text(report.cache)))
-    speeds = [(*speed_text(phase), in_phases([phase.name])) for phase in reversed(report.phases)]
-    known = [f"{speed}{where} ({of})" for speed, *basis, where in speeds if speed for of in basis]
-    lines += [("speed", ", ".join(known))] if known else []
-    yield from (Line(text, label) for label, text in lines)
+        yield Line(cache_text(report.cache), "cache")
+    if speeds:
+        yield Line(", ".join(speeds), "speed")
+
+
+def _more(groups: Sequence[object], noun: str) -> str:
+    """Suffix with the number of groups after the first."""
+    return f"; and {plural(len(groups) - 1, f'more {noun}')}" if len(groups) > 1 else ""
+
+
+def _speed(phase: Phase) -> str:
+    """The speed of a phase and its basis; empty if unknown."""
+    few = f"; {TOO_FEW}" if too_few_steps(phase) else ""
+    steps, where = plural(phase.steps, "run" if phase.name == "run" else f"{phase.name} step"), in_phases([phase.name])
+    median = f"{decimals(phase.step_p50_ms)} ms"
+    if phase.tokens_per_second is None:
+        of = f"median of {steps}" if phase.steps > 1 else steps
+        return "" if phase.step_p50_ms is None else f"{median} per run{where} ({of}{few})"
+    if phase.steps > 1 and phase.step_p50_ms is not None:
+        steps = f"mean of {steps}; median step {median}"
+    return f"{decimals(phase.tokens_per_second)} tokens/s{where} ({steps}{few})"
 
 
 def _warnings(report: Report) -> Iterator[Line]:
@@ -127,29 +149,16 @@ def _reason(report: Report) -> Iterator[Line]:
         for entry in _unavailable(report)[:1]
     ]
     groups = _groups(report)
-    if groups:
-        (reason, provider), entries = groups[0]
-        others = f"; and {plural(len(groups) - 1, 'more reason')}" if len(groups) > 1 else ""
-        nodes = f"{count_text(report, entries)} on {short_provider(provider)}"
-        texts.append(f"{nodes}: {reason_text(reason, entries)} ({reason}){others}")
-    if texts:
-        text = "; ".join(texts)
-        number = by_reason(report).index(groups[0]) if groups else 0
-        yield Line(Link(text, reason_anchor(number)) if groups else text, "fallbacks")
-    if groups:
-        costs = [entry.cost for entry in entries if entry.cost is not None and entry.phase == entries[-1].phase]
-        phase = next((phase for phase in report.phases if phase.name == entries[-1].phase), None)
-        if costs and phase is not None:
-            yield Line(cost_text(costs, phase), "cost")
-
-
-def _nodes(report: Report) -> str:
-    """Nodes of the first reason; empty without fallbacks."""
-    rows = counted_rows(report)
-    for _, entries in _groups(report)[:1]:
-        names = [name for entry in entries for name in rows[key_of(entry)]] or [entry.node for entry in entries]
-        return name_some(dict.fromkeys(names), NAMED_FAMILIES)
-    return ""
+    if not groups:
+        yield from (Line(text, "fallbacks") for text in texts)
+        return
+    (reason, provider), entries = groups[0]
+    nodes = f"{count_text(report, entries)} on {short_provider(provider)}"
+    texts.append(f"{nodes}: {reason_text(reason, entries)} ({reason}){_more(groups, 'reason')}")
+    yield Line("; ".join(texts), "fallbacks", target=reason_anchor(by_reason(report).index(groups[0])))
+    cost = cost_line(report, entries)
+    if cost is not None:
+        yield Line(cost.text, "cost")
 
 
 def remedies(report: Report) -> Iterator[Line | Command]:
@@ -159,7 +168,7 @@ def remedies(report: Report) -> Iterator[Line | Command]:
         return
     missing, state = _unavailable(report), state_name(report)
     if not missing and state in ("all", "nearly", "empty"):
-        for _, (first, *_) in slow_groups(report)[:1]:
+        for first, *_ in slow_groups(report)[:1]:
             yield Line(f"{first.cause}: {first.remedy}", "remedy", "good")
         return
     for entry in missing:
@@ -179,13 +188,3 @@ def remedies(report: Report) -> Iterator[Line | Command]:
         yield Command(action.words, action.does)
     elif not missing and not reasons:
         yield Line("No remedy is known.", "remedy")
-
-
-def _copies(phase: Phase) -> str:
-    """Copies and partitions of one run."""
-    cost, parts = phase.cost, plural(len(phase.partitions), "partition")
-    where = "" if phase.name == "run" else f" of {phase.name}"
-    if cost is None:
-        return f"{len(phase.copies):,}{subgraph_suffix(phase)}; {parts}"
-    counted = count_and_bytes(cost.copies, cost.copy_bytes_per_run, cost.copy_bytes_at_least)
-    return f"{counted} per run{where}{subgraph_suffix(phase)}; {parts}"

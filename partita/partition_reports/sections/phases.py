@@ -1,159 +1,114 @@
-"""Figures of each phase (nodes, copies, waits, speed), load times, speculative decoding and the KV cache."""
+"""Figures of each phase, copies between devices, work, speculative decoding and the KV cache."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from partita.observations.text_format import (
     NOT_KNOWN,
     decimals,
+    families,
     human_bytes,
+    in_phases,
     name_some,
+    per_run,
     percent,
     plural,
     short_provider,
 )
-from partita.partition_reports.groups import added_nodes, file_counts, folded_nodes
-from partita.partition_reports.outcome import TOO_FEW, cache_text, is_timed, status_of, too_few_steps
-from partita.partition_reports.records import GroupShare, Phase, PhaseCost, ProviderShare, Report, Totals
-from partita.partition_reports.request_records import Speculation
-from partita.partition_reports.sections.model import Block, Column, Line, Pairs, Section, Table, table
-from partita.partition_reports.sections.shared import bytes_per_token, count_and_bytes
+from partita.partition_reports.copies import subgraph_copies
+from partita.partition_reports.cost import total_bytes, waiting_us
+from partita.partition_reports.groups import added_nodes, file_counts, folded_nodes, grouped
+from partita.partition_reports.outcome import (
+    TOO_FEW,
+    cache_text,
+    is_timed,
+    merge_phases,
+    status_of,
+    too_few_steps,
+    used_phases,
+)
+from partita.partition_reports.records import Copy, Phase, Report
+from partita.partition_reports.sections.model import (
+    MOST,
+    Block,
+    Column,
+    Line,
+    Section,
+    Table,
+    fields_of,
+    label_of,
+    numbers,
+    pairs,
+    table,
+    table_of,
+    value_text,
+)
 
-Figure = tuple[str, ...]
-WORK = ("reads", "GFLOP", "of ceiling")
+COST = ("partitions", "copies", "copy_bytes_per_run", "copy_bytes_per_token")
+WAITS = ("host_wait_us_per_run", "host_wait_us_per_token")
+SPEED = ("steps", "tokens", "seconds", "tokens_per_second", "step_p50_ms", "step_p95_ms", "step_p99_ms")
+OVERHEAD = "overhead_p50_ms"
+"""Fields of `PhaseCost` and `Phase` that are figures."""
+TAILS = {"step_p95_ms": 20, "step_p99_ms": 100}
+"""Percentile -> minimum number of steps; with fewer steps it equals the slowest step."""
 WORK_NOTE = (
-    "One step. reads: weights, and cached keys and values. GFLOP: products and attention. of ceiling: the time of "
+    "One step. read: weights, and cached keys and values. flops: products and attention. ceiling share: the time of "
     "this work at the measured rates of the machine, as a share of its host time."
 )
-TAILS = {95: 20, 99: 100}
-"""Percentile -> minimum number of steps; with fewer steps it equals the slowest step."""
 
 
 def section(report: Report) -> Section:
     """The figures of all phases, and the steps that they cover."""
-    blocks: list[Block] = [figures(report)] if report.phases else [Line("No phase was run.")]
+    blocks: list[Block] = [_figures(report)] if report.phases else [Line("No phase was run.")]
     blocks += [Line(phase.bound.sentence, "bound") for phase in report.phases if phase.bound is not None]
-    blocks += [Line(f"{phase.name}: {note(report, phase)}.", tone="quiet") for phase in report.phases]
+    for phase in report.phases:
+        few = f"; {plural(phase.steps, 'step')}: {TOO_FEW}" if is_timed(report) and too_few_steps(phase) else ""
+        blocks.append(Line(f"{phase.name}: {phase.timing_note}{few}.", tone="quiet"))
     if report.totals is not None:
-        blocks.append(Pairs("The whole run", tuple(_totals(report.totals))))
+        blocks.append(pairs("The whole run", fields_of(report.totals)))
     return Section("phases", "Phases", tuple(blocks))
+
+
+def _figures(report: Report) -> Table:
+    """One column per phase."""
+    phases, timed = report.phases, is_timed(report)
+    rows = list(_node_figures(phases))
+    for name in (*COST, *(WAITS if timed else ())):
+        rows.append((label_of(name), *(value_text(name, getattr(phase.cost, name, None)) for phase in phases)))
+    for name in (*SPEED, OVERHEAD) if timed else ("observed_runs",):
+        least = TAILS.get(name, 0)
+        values = (getattr(phase, name) if phase.steps >= least else None for phase in phases)
+        rows.append((label_of(name), *(value_text(name, value) for value in values)))
+    shown = (row for row in rows if any(cell != NOT_KNOWN for cell in row[1:]))
+    return table("The phases in figures", ["figure", *(Column(phase.name) for phase in phases)], shown, obvious=True)
+
+
+def _node_figures(phases: Sequence[Phase]) -> Iterator[tuple[str, ...]]:
+    """Nodes per provider, with their share of the node time, and nodes that ONNX Runtime added or folded."""
+    counts = [file_counts(phase) for phase in phases]
+    for provider in dict.fromkeys(entry.provider for phase in phases for entry in phase.providers):
+        shares = [{entry.provider: entry.time_share for entry in phase.providers}.get(provider) for phase in phases]
+        cells = (
+            f"{each[provider]:,}" + ("" if share is None else f" ({percent(share)})")
+            for each, share in zip(counts, shares, strict=True)
+        )
+        yield f"nodes on {short_provider(provider)}{' (node time)' if any(shares) else ''}", *cells
+    for name, count in (("added", added_nodes), ("folded", folded_nodes)):
+        if any(map(count, phases)):
+            yield f"nodes {name} by ONNX Runtime", *(f"{count(phase):,}" for phase in phases)
 
 
 def work_section(report: Report) -> Section | None:
     """Bytes and arithmetic per operator and layer, and their share of the measured ceilings; None if unknown."""
-    phases = [phase for phase in report.phases if any(entry.read_bytes is not None for entry in phase.by_op_type)]
-    if not phases:
-        return None
-    blocks: list[Block] = []
-    for title, field in (("operator", "by_op_type"), ("layer", "by_layer")):
-        groups = [{entry.name: entry for entry in getattr(phase, field)} for phase in phases]
-        names = dict.fromkeys(name for found in groups for name, entry in found.items() if entry.read_bytes)
-        rows = [(name, *(cell for found in groups for cell in _work_cells(found.get(name)))) for name in names]
-        heads = [Column(f"{phase.name} {each}", group=phase.name) for phase in phases for each in WORK]
-        blocks.append(table(f"Work by {title}", [title, *heads], rows))
-    blocks.append(Line(WORK_NOTE, tone="quiet"))
-    return Section("work", "Work", tuple(blocks))
-
-
-def _work_cells(entry: GroupShare | None) -> tuple[str, str, str]:
-    """Bytes read, arithmetic, and share of the measured ceilings of one group."""
-    if entry is None or entry.read_bytes is None:
-        return NOT_KNOWN, NOT_KNOWN, NOT_KNOWN
-    share = NOT_KNOWN if entry.ceiling_share is None else percent(entry.ceiling_share)
-    return human_bytes(entry.read_bytes), decimals(entry.flops, 1e-9), share
-
-
-def note(report: Report, phase: Phase) -> str:
-    """The steps that the figures of a phase cover."""
-    if not is_timed(report):
-        return f"{plural(phase.observed_runs, 'run')}; {phase.timing_note}"
-    few = f"; {plural(phase.steps, 'step')}: {TOO_FEW}" if too_few_steps(phase) else ""
-    return f"{phase.timing_note}{few}"
-
-
-def figures(report: Report) -> Table:
-    """One column per phase."""
-    phases = report.phases
-    rows = [*_node_figures(phases), *_cost_figures(phases, timed=is_timed(report))]
-    if is_timed(report):
-        rows += speed_figures(phases)
-    return table("The phases in figures", ["figure", *(Column(phase.name) for phase in phases)], rows, obvious=True)
-
-
-def _node_figures(phases: Sequence[Phase]) -> Iterator[Figure]:
-    """Nodes per provider, with their share of the node time."""
-    counts = [file_counts(phase) for phase in phases]
-    for provider in dict.fromkeys(entry.provider for phase in phases for entry in phase.providers):
-        shares = [next((entry for entry in phase.providers if entry.provider == provider), None) for phase in phases]
-        timed = any(entry is not None and entry.time_share is not None for entry in shares)
-        yield (
-            f"nodes on {short_provider(provider)}{' (node time)' if timed else ''}",
-            *(_render_nodes(each[provider], entry) for each, entry in zip(counts, shares, strict=True)),
-        )
-    for name, count in (("added", added_nodes), ("folded", folded_nodes)):
-        found = [count(phase) for phase in phases]
-        if any(found):
-            yield f"nodes {name} by ONNX Runtime", *(f"{number:,}" for number in found)
-
-
-def _render_nodes(count: int, entry: ProviderShare | None) -> str:
-    """A count, with the provider's share of the node time."""
-    return f"{count:,}" + ("" if entry is None or entry.time_share is None else f" ({percent(entry.time_share)})")
-
-
-def _cost_figures(phases: Sequence[Phase], *, timed: bool) -> Iterator[Figure]:
-    """Partitions, copies, bytes and waits of one run, and per token if there are tokens."""
-    costs = [phase.cost for phase in phases]
-    yield "partitions", *(f"{len(phase.partitions):,}" for phase in phases)
-    yield (
-        "copies between devices",
-        *_each(costs, lambda cost: count_and_bytes(cost.copies, cost.copy_bytes_per_run, cost.copy_bytes_at_least)),
-    )
-    if timed:
-        yield "wait in copies, ms", *_each(costs, lambda cost: decimals(cost.host_wait_us_per_run, 1e-3))
-    if any(cost is not None and cost.tokens_per_run for cost in costs):
-        yield "bytes copied per token", *_each(costs, bytes_per_token)
-        if timed:
-            yield "wait per token, ms", *_each(costs, lambda cost: decimals(cost.host_wait_us_per_token, 1e-3))
-
-
-def _each(costs: Sequence[PhaseCost | None], text: Callable[[PhaseCost], str]) -> list[str]:
-    """The text for the cost of each phase; `-` without a cost."""
-    return [NOT_KNOWN if cost is None else text(cost) for cost in costs]
-
-
-def speed_figures(phases: Sequence[Phase]) -> Iterator[Figure]:
-    """Steps, tokens and times."""
-    yield "steps", *(f"{phase.steps:,}" for phase in phases)
-    if any(phase.tokens for phase in phases):
-        yield "tokens", *(f"{phase.tokens:,}" for phase in phases)
-    yield "seconds", *(decimals(phase.seconds) for phase in phases)
-    if any(phase.tokens for phase in phases):
-        yield "tokens per second (mean)", *(decimals(phase.tokens_per_second) for phase in phases)
-    yield "step p50, ms", *(decimals(phase.step_p50_ms) for phase in phases)
-    for share, least in TAILS.items():
-        if any(phase.steps >= least for phase in phases):
-            values = [phase.step_p95_ms if share == 95 else phase.step_p99_ms for phase in phases]
-            shown = (value if phase.steps >= least else None for phase, value in zip(phases, values, strict=True))
-            yield f"step p{share}, ms", *(decimals(value) for value in shown)
-    yield "outside the session p50, ms", *(decimals(phase.overhead_p50_ms) for phase in phases)
-
-
-def _totals(found: Totals) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Load times, first token, and end of a generation."""
-    session, tokenizer = decimals(found.session_load_seconds), decimals(found.tokenizer_load_seconds)
-    yield "load", (f"session {session} s, tokenizer {tokenizer} s",)
-    first = found.first_token_seconds
-    yield (
-        "first token",
-        ("no token was generated" if first is None else f"{decimals(first)} s after the start of prefill",),
-    )
-    ended = found.finish_reason + (f" ({found.finish_detail})" if found.finish_detail else "")
-    yield (
-        "generated",
-        (f"{plural(found.new_tokens, 'token')} after a prompt of {found.prompt_tokens:,}; finish reason: {ended}",),
-    )
+    names, blocks = ("name", "read_bytes", "flops", "ceiling_share"), list[Block]()
+    for phase in report.phases:
+        for title, groups in (("operator", phase.by_op_type), ("layer", phase.by_layer)):
+            shown = [entry for entry in groups if entry.read_bytes]
+            if shown:
+                caption = f"Work by {title}{in_phases([phase.name])}"
+                blocks.append(table_of(caption, shown, *names, most=MOST, obvious=False))
+    return Section("work", "Work", (*blocks, Line(WORK_NOTE, tone="quiet"))) if blocks else None
 
 
 NAMED_STATES = 12
@@ -173,29 +128,106 @@ def cache_section(report: Report) -> Section | None:
 
 def speculation_section(report: Report) -> Section | None:
     """None without speculative decoding."""
-    found = report.speculation
-    if found is None:
+    if report.speculation is None:
         return None
-    lines = [speedup_text(found)] if found.drafted else []
-    lines += [_acceptance_text(found)]
-    lines += [f"Drafting took {decimals(found.draft_seconds)} of {decimals(found.seconds)} s."]
-    return Section("speculation", "Speculative decoding", tuple(map(Line, lines)))
+    figures = pairs("Speculative decoding", fields_of(report.speculation))
+    return Section("speculation", "Speculative decoding", (figures,))
 
 
-def speedup_text(found: Speculation) -> str:
-    """The speedup in a sentence."""
-    if found.speedup is None:
-        return "Speedup unknown: no decode step ran without draft tokens."
-    basis = f"{decimals(found.plain_token_ms)} ms per token in steps without draft tokens"
-    return f"Decode was {found.speedup:.2f} times as fast as without draft tokens ({basis})."
+# Copies
 
 
-def _acceptance_text(found: Speculation) -> str:
-    source = "n-gram lookup" if found.draft is None else f"the draft package {found.draft}"
-    if found.acceptance_rate is None:
-        return f"No draft tokens from {source} in {plural(found.steps, 'step')}."
-    return (
-        f"Draft tokens from {source}: {found.accepted:,} of {found.drafted:,} accepted "
-        f"({percent(found.acceptance_rate)}), in {found.drafting_steps:,} of {plural(found.steps, 'step')}; "
-        f"{decimals(found.tokens_per_step)} tokens per step."
+TIMED = (
+    "The time of a copy includes the wait for the device. -: unknown; "
+    "ONNX Runtime does not profile copies of session inputs and outputs."
+)
+UNTIMED = "-: unknown, because the size depends on values."
+
+
+def copies_section(report: Report) -> Section | None:
+    """Copies between devices, by family; None if no nodes are known."""
+    used = used_phases(report)
+    copying = tuple(phase for phase in used if phase.copies)
+    if not used:
+        return None
+    if not copying:
+        inside = "".join(dict.fromkeys(map(subgraph_suffix, used)))
+        known = any(entry.source == "memory_info" and entry.available for entry in report.sources)
+        bound = "every session input and output is bound in the memory that ONNX Runtime expects"
+        bound = bound if known else "copies of session inputs and outputs are unknown"
+        none = f"None: no Memcpy node{f' outside control flow{inside}' if inside else ''}, and {bound}."
+        return Section("copies", "Copies", (Line(none),))
+    tables = (_copy_table(report, phases) for phases in merge_phases(copying))
+    return Section("copies", "Copies", (*tables, Line(TIMED if is_timed(report) else UNTIMED, tone="quiet")))
+
+
+def _copy_table(report: Report, phases: Sequence[Phase]) -> Table:
+    """One row for copies whose direction, tensor and cause differ only in numbers, such as the layer."""
+    timed = is_timed(report)
+    phase = max(reversed(phases), key=lambda phase: phase.observed_runs > 0)  # observed runs have sizes
+    tensors, causes = (_family_names(map(text, phase.copies)) for text in (_tensor_of, _cause_text))
+    alike = grouped(
+        phase.copies, lambda copy: (tensors[_tensor_of(copy)], _direction_text(copy), causes[_cause_text(copy)])
     )
+    rows = []
+    for (tensor, direction, cause), copies in alike.items():
+        wait = waiting_us(copies) if all(copy.kind == "memcpy_node" for copy in copies) else None
+        figures = (f"{len(copies):,}", copied_bytes(copies), *([decimals(wait, 1e-3)] if timed else []))
+        rows.append((tensor, direction, *figures, cause))
+    where = in_phases(phase.name for phase in phases)
+    caption = f"{plural(len(phase.copies), 'copy')} between devices{where}; bytes{' and wait' if timed else ''}"
+    heads = ("tensor", "direction", *numbers("copies", "bytes", *(["wait, ms"] if timed else [])), "caused by")
+    return table(f"{caption} {per_run(phase.name)}", heads, rows, most=MOST)
+
+
+def _family_names(names: Iterator[str]) -> dict[str, str]:
+    """Name -> name of its family, whose members differ only in numbers."""
+    return {member: name for name, members in families(names).items() for member in members}
+
+
+def _tensor_of(copy: Copy) -> str:
+    return copy.name if copy.kind != "memcpy_node" else copy.tensor or NOT_KNOWN
+
+
+def _direction_text(copy: Copy) -> str:
+    """Direction of the copy, and whether it is a session input or output."""
+    text = "unknown" if copy.direction == "unknown" else f"to {copy.direction.rpartition('_to_')[2]}"
+    return text if copy.kind == "memcpy_node" else f"{copy.kind.replace('_', ' ')}, {text}"
+
+
+def _cause_text(copy: Copy) -> str:
+    """The nodes that require a copy, or why they are unknown."""
+    if not copy.caused_by:
+        return f"unknown: {copy.cause_missing_reason}" if copy.cause_missing_reason else "session input or output"
+    first, *others = copy.caused_by
+    return f"{first} and {plural(len(others), 'more node')}" if others else first
+
+
+def copies_text(phase: Phase) -> str:
+    """Copies of one run with their bytes, and partitions."""
+    cost, parts = phase.cost, plural(len(phase.partitions), "partition")
+    where = "" if phase.name == "run" else f" of {phase.name}"
+    if cost is None:
+        return f"{len(phase.copies):,}{subgraph_suffix(phase)}; {parts}"
+    size = human_bytes(cost.copy_bytes_per_run)
+    if cost.copy_bytes_per_run is None:
+        size = f"{human_bytes(cost.copy_bytes_at_least)} or more" if cost.copy_bytes_at_least else "size unknown"
+    counted = f"{cost.copies:,} ({size})" if cost.copies else "0"
+    return f"{counted} per run{where}{subgraph_suffix(phase)}; {parts}"
+
+
+def subgraph_suffix(phase: Phase) -> str:
+    """Suffix with the number of copies in control-flow subgraphs."""
+    if phase.subgraphs is None:
+        return ""
+    if subgraph_copies(phase) is None:
+        return " (some in control-flow subgraphs may be missing)"
+    return f" and {phase.subgraphs.copies:,} in control-flow subgraphs" if phase.subgraphs.copies else ""
+
+
+def copied_bytes(copies: Sequence[Copy]) -> str:
+    """Sum of the sizes of copies, marked if some are unknown."""
+    known = sum(copy.bytes_per_run or 0 for copy in copies)
+    if total_bytes(copies) is not None:
+        return human_bytes(known)
+    return f"{human_bytes(known)} or more" if known else "size unknown"

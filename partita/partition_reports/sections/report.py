@@ -1,73 +1,140 @@
-"""A report as a document, and its views; among its sections checks and sources."""
+"""A report as a document, and its views: checks, sources, request and machine are records as they are."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from dataclasses import replace
 
-from partita.observations.text_format import listing, plural
+from partita.errors import ReportError
+from partita.observations.records import ChainEntry
+from partita.observations.text_format import families, name_some, plural, short_provider
 from partita.partition_reports.groups import grouped
-from partita.partition_reports.outcome import headline
-from partita.partition_reports.records import Report
+from partita.partition_reports.outcome import headline, preferred_of
+from partita.partition_reports.records import FileNode, Report
 from partita.partition_reports.render.show import View, Views
-from partita.partition_reports.sections import (
-    copies,
-    fallbacks,
-    kernels,
-    machine,
-    overview,
-    phases,
-    placement,
+from partita.partition_reports.request_records import GraphCapture, ModelInput
+from partita.partition_reports.sections import fallbacks, overview, phases, placement
+from partita.partition_reports.sections.model import (
+    MOST,
+    Block,
+    Document,
+    Group,
+    Line,
+    Section,
+    fields_of,
+    pairs,
+    table_of,
 )
-from partita.partition_reports.sections.model import Document, Line, Pairs, Section
-
-NAMED_CONFLICTS = 12
-"""Maximum named nodes with conflicting sources; the JSON has all."""
 
 
 def checks_section(report: Report) -> Section:
     """Failed checks, the number of passed checks, and nodes with conflicting sources."""
     failed = [check for check in report.checks if not check.passed]
     passed = len(report.checks) - len(failed)
-    blocks = [Line(f"{passed} of {plural(len(report.checks), 'check')} passed")]
+    blocks: list[Block] = [Line(f"{passed} of {plural(len(report.checks), 'check')} passed")]
     blocks += [Line(f"FAILED {check.name}: {check.detail}", tone="bad") for check in failed]
-    found = grouped(report.conflicts, lambda entry: (entry.node, entry.detail))
-    for (node, detail), entries in list(found.items())[:NAMED_CONFLICTS]:
-        blocks.append(Line(f"conflicting sources in {listing(entry.phase for entry in entries)} for {node}: {detail}"))
-    if len(found) > NAMED_CONFLICTS:
-        blocks.append(Line(f"and for {plural(len(found) - NAMED_CONFLICTS, 'more node')}; the JSON has all"))
+    if report.conflicts:
+        names = ("node", "phase", "detail", "sources")
+        blocks.append(table_of("Conflicting sources", report.conflicts, *names, most=MOST, obvious=False))
     return Section("checks", "Checks", tuple(blocks))
 
 
 def sources_section(report: Report) -> Section:
     """Coverage of each source, then the notes of the run."""
-    rows = tuple(
-        (entry.source.replace("_", " "), (entry.covers if entry.available else f"NOT AVAILABLE: {entry.covers}",))
+    rows = (
+        (entry.source.replace("_", " "), entry.covers if entry.available else f"NOT AVAILABLE: {entry.covers}")
         for entry in report.sources
     )
     notes = tuple(Line(note, "note") for note in report.notes)
-    return Section("sources", "Sources", (Pairs("Sources", rows), *notes))
+    return Section("sources", "Sources", (pairs("Sources", rows), *notes))
+
+
+def dry_run_section(report: Report) -> Section | None:
+    """The simulated device and nodes that block CUDA graph capture; None for a real device."""
+    device = report.dry_run
+    if device is None:
+        return None
+    captures = map(_capture, device.graph_capture or ())
+    return Section("dry_run", "Dry run", (pairs("The device", fields_of(device)), *captures))
+
+
+def _capture(verdict: GraphCapture) -> Group:
+    """Whether a session can be captured, and nodes that block it."""
+    outcome = "would be accepted" if verdict.is_accepted else "REFUSED"
+    blocks: list[Block] = [Line(verdict.evidence, "evidence")]
+    for cause, nodes in grouped(verdict.blocking, lambda node: node.cause_text).items():
+        names = name_some((f"{node.node} ({node.op_type} on {short_provider(node.provider)})" for node in nodes), MOST)
+        blocks.append(Line(f"{cause}: {names}", f"{plural(len(nodes), 'node')} block capture"))
+    return Group(f"CUDA graph capture of {verdict.file}: {outcome}", tuple(blocks))
+
+
+def request_section(report: Report) -> Section:
+    """The request, and the package or model."""
+    rows: list[tuple[str, str]] = []
+    if report.package is not None:
+        rows += fields_of(report.package)
+        if report.package.quality is not None:
+            rows += fields_of(report.package.quality, prefix="quality: ")
+    if report.model is not None:
+        rows += [*fields_of(report.model), ("inputs", "; ".join(_describe_inputs(report.model.inputs)) or "none")]
+    request = report.request
+    rows += fields_of(request, "chain", "chain_source")
+    rows.append(("chain", f"{', '.join(request.chain) or 'none'} ({request.chain_source})"))
+    rows += [(entry.provider, _describe_entry(entry)) for entry in report.chain]
+    return Section("request", "Request", (pairs("Request", rows),))
+
+
+def _describe_inputs(ports: tuple[ModelInput, ...]) -> Iterator[str]:
+    """Inputs with type and shape; names that differ only in numbers are merged."""
+    for kind, alike in grouped(ports, lambda port: port.declared).items():
+        for name, members in families(port.name for port in alike).items():
+            yield f"{name} {kind}" + (f" ({plural(len(members), 'input')})" if len(members) > 1 else "")
+
+
+def _describe_entry(entry: ChainEntry) -> str:
+    """Availability of a provider, with the remedy if it is unavailable."""
+    if entry.status == "active":
+        return entry.status
+    remedy = f"; remedy: {entry.remedy}" if entry.remedy else ""
+    return f"{entry.status}: {entry.reason or 'no reason known'}; {entry.evidence or 'no evidence'}{remedy}"
+
+
+def machine_section(report: Report) -> Section:
+    """Memory, settings of the CPU provider, machine and software."""
+    env = report.environment
+    blocks = [Group("Memory", (pairs("Memory", fields_of(report.memory, "source")),))]
+    for entry in report.cpu:
+        attention = [] if entry.attention is None else fields_of(entry.attention, prefix="attention ")
+        settings = pairs("CPU provider", [*fields_of(entry, "file"), *attention])
+        blocks.append(Group(f"CPU provider in {entry.file}", (settings,)))
+    software = [
+        *fields_of(env, "onnxruntime_version", "onnxruntime_build"),
+        ("runtime", f"{env.runtime} ({env.onnxruntime_build})"),
+        ("partita", f"{report.partita_version}, report of {report.created}"),
+    ]
+    blocks.append(Group("Machine and software", (pairs("Machine and software", software),)))
+    return Section("machine", "Machine", tuple(blocks))
 
 
 PARTS = (
     phases.section,
     phases.speculation_section,
-    machine.dry_run_section,
+    dry_run_section,
     fallbacks.section,
-    kernels.section,
+    fallbacks.kernel_section,
     placement.section,
     placement.layers_section,
     phases.work_section,
-    copies.section,
+    phases.copies_section,
     phases.cache_section,
     placement.nodes_section,
     checks_section,
     sources_section,
-    machine.request_section,
-    machine.section,
+    request_section,
+    machine_section,
 )
 """In display order, the most important first."""
-
-
 EXPANDED = ("phases", "fallbacks")
 """Sections that are not collapsed in Markdown."""
 
@@ -95,10 +162,40 @@ def document(report: Report) -> Document:
     )
 
 
-def _node_data() -> View:
-    from partita.partition_reports.model_explorer import VIEW
-
-    return VIEW
+# Node data for Google's Model Explorer. Format: node_data_builder.py of ai-edge-model-explorer 0.1.34, one
+# `GraphNodeData`. Keys are node names, which model-explorer-onnx uses as node ids.
 
 
-VIEWS = Views(document, own={"model-explorer": _node_data})
+PREFERRED, FALLBACK, FOLDED, UNKNOWN = "#8ab4f8", "#f9ab00", "#dadce0", "#c58af9"
+"""Background colours; the text colour is chosen by Model Explorer."""
+
+
+def node_data(report: Report) -> str:
+    """Node data of the last phase: decode, or the run of a model. Raises ReportError for a report without phases."""
+    if not report.phases:
+        raise ReportError("the report has no placement of nodes, so it has no node data")
+    phase, preferred = report.phases[-1], preferred_of(report)
+    reasons = {each.node: each.reason for each in report.fallbacks if each.phase == phase.name}
+    data = {
+        "name": f"{phase.file}: provider in {phase.name}",
+        "results": {node.name: _result(node, preferred, reasons.get(node.name)) for node in phase.file_nodes},
+        "showExpandedSummaryOnGroupNode": True,
+        "showLabelCountColumnsInChildrenStatsTable": True,
+    }
+    return json.dumps(data, indent=1) + "\n"
+
+
+def _result(node: FileNode, preferred: str | None, reason: str | None) -> dict[str, str]:
+    """Label and colour of one node."""
+    if node.state == "folded":
+        return {"value": "folded", "bgColor": FOLDED}
+    if node.provider is None or node.state == "ambiguous":
+        return {"value": "unknown", "bgColor": UNKNOWN}
+    name = short_provider(node.provider)
+    if node.provider == preferred:
+        return {"value": name, "bgColor": PREFERRED}
+    return {"value": f"{name}: {reason}" if reason else name, "bgColor": FALLBACK}
+
+
+NODE_DATA = View("model-explorer", ".json", node_data, file_kind="node data")
+VIEWS = Views(document, own={NODE_DATA.name: NODE_DATA})

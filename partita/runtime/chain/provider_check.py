@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from partita.machine.records import Device
+from partita.machine import Device
 from partita.observations.text_format import listing
 from partita.providers.base import Provider
 from partita.providers.resolve import Resolution, installed_version, known_providers, resolve_one

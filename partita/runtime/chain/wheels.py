@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from partita import extras
-from partita.machine.records import EnvironmentFinding
+from partita.machine import EnvironmentFinding
 from partita.observations.records import remedy_records
 from partita.observations.text_format import listing
 from partita.providers.base import Provider

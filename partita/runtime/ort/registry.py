@@ -20,7 +20,7 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from partita import process
-from partita.machine.records import Device, OrtBuild
+from partita.machine import Device, OrtBuild
 from partita.observations.names import CPU
 from partita.providers.cuda_dry_run.devices import PREFIX
 from partita.providers.resolve import Resolution, known_providers

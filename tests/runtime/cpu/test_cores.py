@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from partita.machine.records import Gpu
+from partita.machine import Gpu
 from partita.runtime.cpu.cores import Cores, cpu_name, integer_unit, usable_cores
 from partita.runtime.machine import nvidia_gpus
 from tests.conftest import REPOSITORY

@@ -1,7 +1,6 @@
 // Links open the folds around their target, and a button goes to the next fallback. The page is complete without the script.
 (function () {
   "use strict";
-  document.documentElement.classList.add("js");
 
   function all(selector) { return Array.prototype.slice.call(document.querySelectorAll(selector)); }
   function byId(id) { return document.getElementById(id); }
@@ -16,6 +15,7 @@
     seen[row] = true;
     return first;
   });
+  if (button) button.hidden = !fallbacks.length;
   if (button) button.addEventListener("click", function () {
     if (place >= 0) fallbacks[place].classList.remove("chosen");
     place = (place + 1) % fallbacks.length;

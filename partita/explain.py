@@ -1,20 +1,37 @@
-"""Collects the facts of a report about one node. Pure."""
+"""One node of a report, found by its name or a part of it: all facts, and their document. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from pydantic import Field
 
-from partita.diagnosis.records import Fallback, KernelPath
+from partita.diagnosis.reasons.table import describe_rank
+from partita.diagnosis.records import Fallback, KernelPath, SkippedProvider
 from partita.messages import nearest
 from partita.observations.names import CPU, UNKNOWN
 from partita.observations.records import PhaseName, Record
-from partita.observations.text_format import clean
-from partita.partition_reports.groups import provider_of, ran_by, share_of, total_us
+from partita.observations.text_format import NOT_KNOWN, clean, in_phases, listing, name_some, named_provider, plural
+from partita.partition_reports.groups import grouped, provider_of, ran_by, share_of, total_us
 from partita.partition_reports.outcome import active_of, failure_of, fallbacks_of
 from partita.partition_reports.records import Copy, FileNode, NodePlacement, Phase, Report, SourceConflict
+from partita.partition_reports.render.show import Views
+from partita.partition_reports.sections.fallbacks import REASONS_PAGE, probe_table
+from partita.partition_reports.sections.model import (
+    Block,
+    Document,
+    Group,
+    Line,
+    Section,
+    fields_of,
+    label_of,
+    pairs,
+    table,
+    table_of,
+    value_text,
+)
 
 PlaceKind = Literal["runs", "replaced", "copy", "border", "subgraph", "folded", "listed"]
 """`runs`: a node of the plan. `replaced`: run by a fused node, or as the nodes of a function. `copy`: a Memcpy node.
@@ -124,11 +141,8 @@ def _fits(known: list[str], query: str) -> list[str]:
         lambda name: query in name,
         lambda name: query.casefold() in clean(name).casefold(),
     )
-    for fitting in ways:
-        found = [name for name in known if fitting(name)]
-        if found:
-            return found
-    return []
+    found = ([name for name in known if fits(name)] for fits in ways)
+    return next(filter(None, found), [])
 
 
 def _near(known: list[str], query: str) -> list[str]:
@@ -157,9 +171,7 @@ def matches(report: Report, fitting: list[str]) -> Iterator[Match]:
         every: list[FileNode | NodePlacement] = [*phase.nodes, *phase.file_nodes]
         for node in every:
             runs_in.setdefault(node.name, {})[phase.name] = node
-    entries: dict[str, list[Fallback]] = {}
-    for entry in fallbacks_of(report):
-        entries.setdefault(entry.node, []).append(entry)
+    entries = grouped(fallbacks_of(report), lambda entry: entry.node)
     for name in fitting:
         nodes = runs_in.get(name, {})
         executed = {name, *(each for node in nodes.values() if isinstance(node, FileNode) for each in node.ran_as)}
@@ -168,14 +180,12 @@ def matches(report: Report, fitting: list[str]) -> Iterator[Match]:
         yield Match(
             node=name,
             op_type=next((op for op in ops if op), None),
-            providers={phase: _where(node) for phase, node in nodes.items()},
+            providers={
+                phase: "folded" if isinstance(node, FileNode) and node.state == "folded" else provider_of(node)
+                for phase, node in nodes.items()
+            },
             reason=", ".join(dict.fromkeys(entry.reason for entry in found)) or None,
         )
-
-
-def _where(node: FileNode | NodePlacement) -> str:
-    """The provider of a node, `unknown` or `folded`."""
-    return "folded" if isinstance(node, FileNode) and node.state == "folded" else provider_of(node)
 
 
 def explain(report: Report, name: str) -> Explanation:
@@ -265,3 +275,176 @@ def _in_plan(phase: Phase, node: NodePlacement, name: str) -> Place:
         copy=made,
         copies_caused=tuple(copy for copy in phase.copies if node.name in copy.caused_by),
     )
+
+
+# Document
+
+
+MOST = 40
+"""Maximum listed names; the JSON has all."""
+COPY_FIELDS = ("name", "tensor", "direction", "bytes_per_run", "host_us_per_run", "caused_by", "cause_missing_reason")
+IDENTITY = ("op_type", "module", "layer", "source_line", "preferred_provider")
+PLACE_FIELDS = ("phase", "node", "op_type", "provider", "position", "host_us_per_run", "time_share", "output_bytes")
+
+
+def document(found: Explanation | Matches) -> Document:
+    """The document."""
+    if isinstance(found, Matches):
+        phases = list(dict.fromkeys(phase for entry in found.matches for phase in entry.providers))
+        rows = []
+        for entry in found.matches:
+            where = " / ".join(dict.fromkeys(named_provider(entry.providers.get(phase)) for phase in phases))
+            rows.append((entry.node, entry.op_type or NOT_KNOWN, where or NOT_KNOWN, entry.reason or ""))
+        shown = table("Matching nodes", ("node", "operator", "provider", "reason"), rows, most=MOST, obvious=True)
+        opening: tuple[Block, ...] = (shown,) if rows else ()
+        return Document("Nodes of a report", found.query, (render_no_single(found),), (), opening)
+    sections = (*_copies(found), *_reasons(found), *_kernels(found), *_remarks(found))
+    return Document("Node of a report", found.node, (headline(found),), sections, tuple(_opening(found)))
+
+
+VIEWS = Views(document)
+
+
+def _opening(explanation: Explanation) -> Iterator[Block]:
+    """Identity, placement in each phase, and fused nodes."""
+    facts = [(name, getattr(explanation, name)) for name in IDENTITY]
+    shown = ((label_of(name), value_text(name, value)) for name, value in facts if value not in (None, ""))
+    yield pairs("The node", shown)
+    places = [place for place in explanation.places if place.kind != "border"]
+    known = {"node": explanation.node, "op_type": explanation.op_type}
+    names = [name for name in PLACE_FIELDS if any(getattr(place, name) != known.get(name) for place in places)]
+    if places:
+        yield table_of("In each phase", places, *names, most=MOST)
+    fused = ((place.node, place.replaces) for place in places if place.replaces not in ((), (explanation.node,)))
+    for node, replaces in dict.fromkeys(fused):
+        count = plural(len(replaces), "node")
+        yield Line(f"{node} is fused from {count} of the file: {name_some(replaces, MOST)}")
+
+
+def _copies(explanation: Explanation) -> Iterator[Section]:
+    """The copy that it is, and copies caused by it."""
+    blocks = []
+    for place in explanation.places:
+        made = () if place.copy_performed is None else (place.copy_performed,)
+        for title, copies in (("Copy", made), ("Copies caused by the node", place.copies_caused)):
+            if copies:
+                caption = f"{title}{in_phases([place.phase])}"
+                blocks.append(table_of(caption, copies, *COPY_FIELDS, most=MOST, obvious=False))
+    if blocks:
+        yield Section("copies", "Copies", tuple(blocks))
+
+
+def _reasons(explanation: Explanation) -> Iterator[Section]:
+    """Each reason with evidence, remedy and cost; phases with equal reasons share a section."""
+
+    def findings(entry: Fallback) -> object:
+        return entry.node, tuple((each.provider, each.reason, each.evidence, each.variants) for each in entry.preferred)
+
+    for number, entries in enumerate(grouped(explanation.fallbacks, findings).values()):
+        phases = in_phases(entry.phase for entry in entries)
+        for at, reason in enumerate(entries[0].preferred):
+            title = f"Not on {reason.provider} either" if at else f"Not on {reason.provider}{phases}"
+            rows = [(f"evidence ({reason.evidence_kind})", reason.evidence), ("remedy", reason.remedy)]
+            for entry in () if at else entries:
+                cost = "unknown (not executed, or inside control flow)"
+                if entry.cost is not None:
+                    cost = "; ".join(f"{name} {value}" for name, value in fields_of(entry.cost))
+                rows.append((f"cost{in_phases([entry.phase])}", cost))
+            rows.append(("see", f"{REASONS_PAGE}#{reason.reason}"))
+            blocks = (pairs("Reason", rows), *_details(reason))
+            yield Section(f"why{number}-{at}", f"{title}: {reason.reason}", blocks)
+
+
+def _details(why: SkippedProvider) -> Iterator[Block]:
+    """Probes, and reasons of lower precedence with their evidence and rank."""
+    if why.variants:
+        new = sum(not trial.cached for trial in why.variants)
+        done = f"({new} in this run, {len(why.variants) - new} from the cache)"
+        count = plural(len(why.variants), "probe")
+        yield from probe_table(f"{count} of this node on {why.provider} {done}", why.variants)
+    if why.missing_probes:
+        yield Line(why.missing_probes, "missing probes")
+    own = f"{why.reason}: {describe_rank(why.reason, why.basis)}"
+    for entry in why.other_reasons:
+        rank = f"{describe_rank(entry.reason, entry.basis)}; {own}"
+        shown = pairs("Reason", [(f"evidence ({entry.evidence_kind})", entry.evidence), ("precedence", rank)])
+        yield Group(f"{entry.reason}: lower precedence", (shown,))
+
+
+def _kernels(explanation: Explanation) -> Iterator[Section]:
+    """Its kernel paths with evidence, cause and remedy; equal ones of several phases share a section."""
+    alike = grouped(explanation.kernel_paths, lambda entry: (entry.node, entry.path, entry.cause))
+    for number, entries in enumerate(alike.values()):
+        slow, phases = " (slow)" if entries[0].is_slow else "", in_phases(entry.phase for entry in entries)
+        shown = pairs("Kernel path", fields_of(entries[0], "phase", "node", "op_type", "module", "path", "is_slow"))
+        yield Section(f"kernel{number}", f"Kernel path{phases}: {entries[0].path}{slow}", (shown,))
+
+
+def _remarks(explanation: Explanation) -> Iterator[Section]:
+    """Conflicting sources and caveats."""
+    blocks = [
+        Line(f"conflicting sources in {entry.phase}: {entry.detail} ({', '.join(entry.sources)})")
+        for entry in explanation.conflicts
+    ]
+    if explanation.run_failure is not None:
+        blocks.append(Line(f"{explanation.run_failure}; the node may not have run", "run failed"))
+    blocks += (Line(note, "note", "quiet") for note in explanation.notes)
+    if blocks:
+        yield Section("notes", "Notes", tuple(blocks))
+
+
+def render_no_single(found: Matches) -> str:
+    """One line about a name that matches no node or several."""
+    if found.matches:
+        return f"{found.query!r} matches {plural(len(found.matches), 'node')}; give a full name or a unique part of it"
+    if not found.query:
+        return "the node name is empty; give a name or a part of it"
+    near = f"; did you mean {' or '.join(found.suggestions)}?" if found.suggestions else ""
+    return f"no node matches {found.query!r} (fused nodes included); it does not exist, or ONNX Runtime folded it{near}"
+
+
+def headline(explanation: Explanation) -> str:
+    """Provider and reason in each phase."""
+    if not explanation.places:
+        return f"{explanation.node}: not in any phase; other parts of the report name it"
+    parts: dict[str, list[str]] = {}
+    for phase, places in grouped(explanation.places, lambda place: place.phase).items():
+        text = _render_place(explanation, places[0]) if len(places) == 1 else _render_parts(explanation, places)
+        parts.setdefault(text, []).append(phase)
+    where = "; ".join(f"{text}{in_phases(phases)}".removesuffix(",") for text, phases in parts.items())
+    return f"{explanation.node}: {where}{'; the run FAILED' if explanation.run_failure is not None else ''}"
+
+
+def _render_parts(explanation: Explanation, places: Sequence[Place]) -> str:
+    """Text for a node that several nodes replace."""
+    on = Counter(named_provider(place.provider) for place in places)
+    known = [entry for place in places if (entry := reason_in(explanation, place)) is not None]
+    where = listing(f"{count} on {provider}" for provider, count in on.items())
+    reason = ", ".join(dict.fromkeys(entry.reason for entry in known))
+    reasons = f", not on {named_provider(known[0].preferred_provider)}: {reason}," if known else ""
+    return f"not in the plan; executed as {plural(len(places), 'node')}: {where}{reasons}"
+
+
+def _render_place(explanation: Explanation, place: Place) -> str:
+    """Text for one place."""
+    if (made := place.copy_performed) is not None:
+        what = "copies" if place.kind == "copy" else f"{made.kind.replace('_', ' ')}, copied"
+        return " ".join(filter(None, (what, made.tensor, made.direction.replace("_", " "))))
+    if place.kind == "folded" and place.provider is None:
+        return f"{place.op_type or 'unknown operator'} of the file, folded by ONNX Runtime at load time"
+    where = f"{place.op_type or 'unknown operator'} on {named_provider(place.provider)}"
+    if place.kind == "replaced":
+        where = f"not in the plan; fused into {place.node}: {where}"
+    if place.kind == "subgraph":
+        where += " in a control-flow subgraph"
+    reason = reason_in(explanation, place)
+    if reason is not None:
+        return f"{where}, not on {named_provider(reason.preferred_provider)}: {reason.reason} ({reason.evidence_kind})"
+    return f"{where}, the preferred provider," if place.provider == explanation.preferred_provider else where
+
+
+def reason_in(explanation: Explanation, place: Place) -> Fallback | None:
+    """The fallback of a place, for the first available preferred provider."""
+    at = (place.phase, place.node, place.provider or UNKNOWN)
+    here = (entry for entry in explanation.fallbacks if (entry.phase, entry.node, entry.provider) == at)
+    return next((entry.restricted_to(explanation.active_providers) for entry in here), None)

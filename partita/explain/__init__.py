@@ -1,1 +1,0 @@
-"""All facts of a report about one node."""

@@ -1,1 +1,0 @@
-"""The machine report of `partita providers`: record and view."""
