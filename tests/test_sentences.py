@@ -25,7 +25,6 @@ QUOTED = {
     ("runtime/chain/provider_state.py", "STRICT"): "ONNX Runtime",
     ("runtime/chain/open_chain.py", "STRICT"): "ONNX Runtime",
     ("runtime/chain/provider_check.py", "STRICT"): "ONNX Runtime",
-    ("library/place/dry_run.py", "'graph capture'"): "ONNX Runtime",
     ("runtime/lab/placement.py", "f'Node ({NODE}) '"): "ONNX Runtime",
     ("runtime/lab/placement.py", "f' for node `{NODE}` of type'"): "ONNX Runtime",
     ("runtime/ort/errors.py", "OUR_OWN"): "ONNX Runtime",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ import psutil
 
 import partita
 from partita.capacity.records import DeviceFacts, Estimate, MachineRates, Plan
-from partita.errors import CheckpointError, PackageError, PartitaError, ResourceError, UsageError, out_of_memory
+from partita.errors import CheckpointError, PackageError, PartitaError, UsageError
 from partita.export.options import ExportOptions
 from partita.export.progress import Progress, Silent, stage
 from partita.extras import checked_versions
@@ -22,16 +22,14 @@ from partita.foreign.folder import open_folder
 from partita.foreign_paths import CONFIG, recognise
 from partita.library.api import QUIET, Audience, from_fields
 from partita.library.rates import here_rates, stored_rates, uses_naive_attention
-from partita.observations.text_format import human_bytes, plural
+from partita.observations.text_format import plural
 from partita.options.fields import MAX_TOKENS
 from partita.options.inspection import PlanOptions
 from partita.package.contract import Contract
 from partita.package.folder import Manifest, is_package
-from partita.process import free_bytes, rss_bytes
-from partita.providers.base import Provider
+from partita.process import free_bytes
 from partita.providers.cuda import PROVIDER as CUDA
 from partita.providers.cuda_dry_run.devices import Device, device
-from partita.runtime.machine import nvidia_gpus
 from partita.runtime.place.model_file import read_light
 
 if TYPE_CHECKING:
@@ -264,36 +262,6 @@ def measured_requirements(
         model = requirements(manifest.graph, read_graphs(folder, manifest.graph), rates)
         return replace(model, on_cpu=on_cpu), rates
     return None, rates
-
-
-def with_what_fits(error: ResourceError, folder: Path, manifest: Manifest, chain: Sequence[Provider]) -> ResourceError:
-    """The error of a lack of memory, with the largest context and batch that fit, if known."""
-    with suppress(OSError, ValueError, MemoryError, PartitaError):
-        gpus = nvidia_gpus() if chain[0].name == CUDA.name else ()
-        if chain[0].name != "cpu" and not gpus:
-            return error
-        contract = manifest.graph
-        model = requirements(contract, read_graphs(folder, contract), None if gpus else stored_rates())
-        model = replace(model, on_cpu=not gpus, process_bytes=model.process_bytes or (0 if gpus else rss_bytes()))
-        available = gpus[0].memory_bytes if gpus else _free_bytes() + rss_bytes()
-        found = [
-            f"context {context:,} with batch {batch}"
-            for batch in sorted({1, contract.batch_size})
-            if (context := model.largest_context(batch, available, contract.max_length))
-        ]
-        text = f"largest that fit {human_bytes(available)}: {' or '.join(found) or 'nothing'} (see partita plan)"
-        return ResourceError(f"{error.message}; {text}", path=error.path, remedy=error.remedy)
-    return error
-
-
-@contextmanager
-def naming_what_fits(folder: Path, manifest: Manifest, chain: Sequence[Provider]) -> Iterator[None]:
-    """Raise the errors of a lack of memory with the largest settings that fit."""
-    try:
-        yield
-    except (ResourceError, MemoryError) as error:
-        lack = error if isinstance(error, ResourceError) else out_of_memory()
-        raise with_what_fits(lack, folder, manifest, chain) from error
 
 
 def _free_bytes() -> int:

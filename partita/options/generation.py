@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from types import NoneType
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
@@ -38,7 +38,7 @@ from partita.options.groups import (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SamplingValues:
     """Sampling options and the maximum number of new tokens."""
 
@@ -94,7 +94,7 @@ class SamplingValues:
         return {each.name: getattr(self, each.name) for each in describe_fields(SamplingValues)}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Sampling(SamplingValues):
     """Sampling of a request. None: not set; then greedy, or the checkpoint's generation_config.json."""
 
@@ -166,31 +166,11 @@ AdapterNames: TypeAlias = str | Sequence[str | None]
 """The name of an adapter for all prompts, or one for each; None: without."""
 
 
-@dataclass(frozen=True)
-class PromptArgument:
-    """The prompt of a request: a text, or token ids, also as an array."""
-
-    prompt: str | Sequence[int]
-
-
-@dataclass(frozen=True)
-class PromptsArgument:
-    """The prompts of a generation."""
-
-    prompts: Prompts
-
-
-@dataclass(frozen=True)
-class MessagesArgument:
-    """The messages of a chat."""
-
-    messages: Conversations
-
-
 @dataclass(frozen=True, kw_only=True)
-class RequestOptions(SamplingValues, PromptArgument):
-    """The arguments of `partita.request`."""
+class RequestOptions(SamplingValues):
+    """The arguments of `partita.request`. The prompt: a text, or token ids, also as an array."""
 
+    prompt: str | Sequence[int] = field(kw_only=False)
     sampling: Sampling | Literal["checkpoint"] | None = None
     stop: str | Sequence[str] = ()
     stop_token_ids: TokenIds | None = None
@@ -209,13 +189,17 @@ class GenerationOptions(BatchOptions, SamplingValues):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerateOptions(GenerationOptions, PromptsArgument):
+class GenerateOptions(GenerationOptions):
     """The arguments of `Model.generate`."""
+
+    prompts: Prompts = field(kw_only=False)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChatOptions(GenerationOptions, MessagesArgument):
+class ChatOptions(GenerationOptions):
     """The arguments of `Model.chat`."""
+
+    messages: Conversations = field(kw_only=False)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -140,8 +140,8 @@ def test_python_values_converts_numbers_to_builtin_types(given: object, own: obj
 
 def test_sampling_accepts_number_types_and_rejects_booleans():
     make: Any = partita.Sampling
-    given = make(np.float32(0.5), np.int64(4), seed=np.int64(1), max_new_tokens=Counted())
-    assert given == partita.Sampling(0.5, 4, seed=1, max_new_tokens=7)
+    given = make(temperature=np.float32(0.5), top_k=np.int64(4), seed=np.int64(1), max_new_tokens=Counted())
+    assert given == partita.Sampling(temperature=0.5, top_k=4, seed=1, max_new_tokens=7)
     assert all(type(value).__module__ == "builtins" for value in given.figures().values())
     check_fields(given)
     for name in ("seed", "top_k", "max_new_tokens", "temperature"):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +24,6 @@ from partita.export.weights.origins import Origin, TensorInfo
 from partita.export.weights.sources import StoredPart, WeightSource, checkpoint_weight, weight_part
 from partita.observations.text_format import human_bytes, plural
 from partita.package.folder import WEIGHTS
-from partita.remedies import fix_for
 
 COMPUTED_IN = frozenset(to_ir(name) for name in COMPUTING)
 INLINE_BYTES = 1024
@@ -218,9 +216,6 @@ def write_data(models: Sequence[ir.Model], folder: Path, stage: Stage) -> DataFi
 
 def translate_space(error: OSError, folder: Path) -> PartitaError:
     """The error for an OSError while the package in `folder` is written, in one line."""
-    if remedy := fix_for(error, "", folder.parent):
-        where = error.filename or tempfile.tempdir or "TMPDIR"
-        return ResourceError(f"{where}: cannot write a temporary file ({error.strerror or error}); {remedy}")
     if error.errno in SPACE_ERRORS:
         return ResourceError(f"{folder.parent}: no space left while writing the package; free some and export again")
     where = error.filename if isinstance(error.filename, str) else folder.parent

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,9 @@ from partita.library.report import Report
 from partita.options.placement import PlaceOptions
 from partita.partition_reports import records
 from partita.providers.cuda import PROVIDER as CUDA
+
+DRY_RUN_SECONDS = 1800.0
+"""Time limit of a dry run, which may load and optimise a large model."""
 
 
 class PlacementError(PartitaError):
@@ -60,9 +64,8 @@ def read_place(options: PlaceOptions) -> Target:
     else:
         choice = Choice.of(options)
         (replace(choice, variant=None) if Path(options.model).is_dir() else choice).refuse_for_file()
-    for name in ("device", "graph_capture"):
-        if getattr(options, name) and not options.dry_run:
-            raise UsageError(f"`{name}` requires a dry run; add `dry_run=True`")
+    if options.device is not None and not options.dry_run:
+        raise UsageError("`device` needs a dry run; add `dry_run=True`")
     if options.dry_run and options.providers is None:
         raise UsageError("`dry_run=True` needs `providers=cuda`, or cuda,cpu: only CUDA can be placed without a device")
     target = read_chain(options)
@@ -85,9 +88,7 @@ def place_model(
     """
     environment, timeout = None, None
     if options.dry_run:
-        from partita.library.place.dry_run import SECONDS, dry_environment
-
-        (environment, _), timeout = dry_environment(options.device), SECONDS
+        (environment, _), timeout = dry_environment(options.device), DRY_RUN_SECONDS
     report, error = despite_crashes(
         target.chain,
         lambda crashed: run_job(
@@ -105,3 +106,12 @@ def place_model(
         package=is_folder(Path(options.model)),
     )
     return report, None if options.dry_run else error
+
+
+def dry_environment(name: str | None = None) -> tuple[dict[str, str], str]:
+    """Environment of a process that simulates a GPU, and the name of the GPU. Raises ProviderError, UsageError."""
+    from partita.providers.cuda_dry_run.devices import DEFAULT_DEVICE, device
+    from partita.providers.cuda_dry_run.stub_build import child_environment, prepare, provider_library
+
+    simulated = device(DEFAULT_DEVICE if name is None else name)
+    return child_environment(prepare(provider_library()), simulated, os.environ), simulated.name

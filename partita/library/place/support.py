@@ -11,7 +11,7 @@ import partita
 from partita.errors import PackageError, ProviderError, UsageError
 from partita.library.api import QUIET, Audience, from_fields
 from partita.library.chain import read_chain
-from partita.library.place.dry_run import dry_environment
+from partita.library.place.placement import dry_environment
 from partita.machine.records import MachineReport
 from partita.messages import did_you_mean, nearest
 from partita.observations.text_format import listing

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 
 from partita.observations.records import ChainEntry
-from partita.observations.text_format import families, listing, name_some, plural, tally
+from partita.observations.text_format import families, plural
 from partita.partition_reports.groups import grouped
 from partita.partition_reports.records import Report
-from partita.partition_reports.request_records import GraphCapture, ModelInput
-from partita.partition_reports.sections.model import Block, Fold, Group, Line, Pairs, Section, fields_of, pairs, table
+from partita.partition_reports.request_records import ModelInput
+from partita.partition_reports.sections.model import Block, Group, Pairs, Section, fields_of, pairs
 from partita.partition_reports.sections.shared import runtime_name
-
-NAMED_BLOCKING = 6
-"""Maximum families of blocking nodes named in a sentence."""
 
 
 def section(report: Report) -> Section:
@@ -35,29 +31,11 @@ def section(report: Report) -> Section:
 
 
 def dry_run_section(report: Report) -> Section | None:
-    """The simulated device and nodes that block CUDA graph capture; None for a real device."""
+    """The simulated device; None for a real device."""
     device = report.dry_run
     if device is None:
         return None
-    captures = [_capture(verdict) for verdict in device.graph_capture or ()]
-    return Section("dry_run", "Dry run", (pairs("The device", fields_of(device)), *captures))
-
-
-def _capture(verdict: GraphCapture) -> Group:
-    """Whether a session can be captured, and nodes that block it."""
-    outcome = "would be accepted" if verdict.is_accepted else "REFUSED"
-    blocks: list[Block] = [Line(verdict.evidence, "evidence")]
-    for cause, nodes in grouped(verdict.blocking, lambda node: node.cause_text).items():
-        counts = Counter(node.op_type or "unknown" for node in nodes)
-        on = listing(dict.fromkeys(node.provider for node in nodes))
-        blocks.append(Line(f"{plural(len(nodes), 'node')} on {on} ({tally(counts)}): {cause}", "blocks capture"))
-        blocks.append(Line(name_some((node.node for node in nodes), NAMED_BLOCKING), "nodes"))
-    if verdict.blocking:
-        rows = [(node.node, node.op_type or "unknown", node.provider, node.cause_text) for node in verdict.blocking]
-        heads = ("node", "operator", "provider", "reason")
-        title = f"{plural(len(rows), 'node')} that block the CUDA graph of {verdict.file}"
-        blocks.append(Fold(title, (table(title, heads, rows),)))
-    return Group(f"CUDA graph capture of {verdict.file}: {outcome}", tuple(blocks))
+    return Section("dry_run", "Dry run", (pairs("The device", fields_of(device)),))
 
 
 def request_section(report: Report) -> Section:

@@ -41,7 +41,7 @@ def test_row_options_override_defaults(text):
     assert plain == Work(tuple(text.encode("return the")), GREEDY, ("\n",), (2,))
     own = {"temperature": 0.5, "top_k": 4, "max_tokens": 3, "stop": "x", "stop_token_ids": [5], "logprobs": 2}
     work = asked({"prompt": "return the", **own}, text)
-    assert work.sampling == Sampling(0.5, 4, 1.0, 0.0, 1.0, 103, 3)
+    assert work.sampling == replace(GREEDY, temperature=0.5, top_k=4, seed=103, max_new_tokens=3)
     assert (work.stop, work.stop_ids, work.logprobs) == (("x",), (5,), 2)
     assert asked({"tokens": [4, 5]}, None, RowDefaults(GREEDY)).prompt == (4, 5)
     assert asked({"prompt": [4, 5]}, text).prompt == (4, 5), "token ids, as other programs have them"

@@ -68,17 +68,17 @@ def test_distribution_matches_transformers(options):
 def test_temperature_zero_is_greedy_with_repetition_penalty():
     logits = logits_of(4)
     best = int(logits.argmax())
-    assert make_sampler(Sampling(0.0))(logits, HISTORY) == greedy(logits, HISTORY) == best
+    assert make_sampler(Sampling(temperature=0.0))(logits, HISTORY) == greedy(logits, HISTORY) == best
     seen = np.array([best], np.int64)
-    assert make_sampler(Sampling(0.0, repetition_penalty=100.0))(logits, seen) != best
+    assert make_sampler(Sampling(temperature=0.0, repetition_penalty=100.0))(logits, seen) != best
 
 
 def test_samplers_do_not_modify_logits_or_history():
     logits, history = logits_of(5), HISTORY.copy()
     kept = logits.copy()
     for sampler in (
-        make_sampler(Sampling(0.0, repetition_penalty=2.0)),
-        make_sampler(Sampling(0.5, 10, 0.9, 0.1, 2.0, seed=0)),
+        make_sampler(Sampling(temperature=0.0, repetition_penalty=2.0)),
+        make_sampler(Sampling(temperature=0.5, top_k=10, top_p=0.9, min_p=0.1, repetition_penalty=2.0, seed=0)),
     ):
         sampler(logits, history)
     np.testing.assert_array_equal(logits, kept)
@@ -159,7 +159,7 @@ def compare(shape, temperature, penalty):
         np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-9)
         token = make_sampler(Sampling(temperature, repetition_penalty=penalty, seed=1))(logits, history)
         assert expected[token] > 0
-        best = make_sampler(Sampling(0.0, repetition_penalty=penalty))(logits, history)
+        best = make_sampler(Sampling(temperature=0.0, repetition_penalty=penalty))(logits, history)
         assert best == scores.argmax(), "the first of the likeliest"
 
 
