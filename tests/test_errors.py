@@ -12,7 +12,6 @@ import pytest
 
 from partita import errors
 from partita.errors import PartitaError
-from partita.messages import as_field, rename_options
 from partita.options.fields import with_flags
 from partita.remedies import Remedy
 from tests.conftest import REPOSITORY
@@ -82,12 +81,6 @@ STORED = (
 )
 def test_command_line_messages_show_options_as_flags(message: str, printed: str) -> None:
     assert with_flags(message) == printed
-
-
-def test_prompt_file_errors_use_field_names() -> None:
-    message = "`max_new_tokens=0` and `seed`: `chat=True`"
-    renamed = rename_options(message, {"max_new_tokens": "max_tokens", "seed": "seed"}, as_field)
-    assert renamed == "field max_tokens 0 and field seed: `chat=True`"
 
 
 def test_error_message_ends_with_remedy() -> None:

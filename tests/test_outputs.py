@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -22,7 +21,7 @@ from platformdirs.unix import Unix
 
 from partita.cli import REPORT_VERBS, VERBS, run
 from partita.errors import ReportError
-from partita.files import CACHE_VARIABLE, STDIN, cache_folder, reserve, write_text
+from partita.files import CACHE_VARIABLE, cache_folder, reserve, write_text
 from partita.options.fields import PathText, describe_fields
 from tests.commands.test_cli import child_environment
 
@@ -266,15 +265,6 @@ def test_prompt_file_on_stdin_is_not_overwritten(files: Files) -> None:
     assert "the file that stdin reads" in done.stderr
 
 
-def test_output_may_share_folder_with_inputs_and_replace_reports(
-    files: Files, capsys: pytest.CaptureFixture[str]
-) -> None:
-    place = WRITERS[3]
-    for target in (files.folder / "report.json", files.report, files.folder / "report.json"):
-        assert run(place.command(files, target)) == 0, capsys.readouterr().err
-        assert json.loads(target.read_text())["schema"] == "partita.report/1"
-
-
 def test_dangling_link_is_written_through_and_preserved(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "target")
     reserve(tmp_path / "link", "report", [], option="--report").write("text")
@@ -287,21 +277,6 @@ def test_replaced_file_keeps_its_permissions(tmp_path: Path) -> None:
     path.chmod(0o600)
     write_text("new", path, "report")
     assert path.stat().st_mode & 0o777 == 0o600 and path.read_text() == "new"
-
-
-@pytest.mark.parametrize("where", ["a folder", "no folder", "no permission"])
-def test_reserve_raises_for_unwritable_path(tmp_path: Path, where: str, monkeypatch) -> None:
-    path = {"a folder": tmp_path, "no folder": tmp_path / "absent" / "r.json"}.get(where, tmp_path / "r.json")
-    if where == "no permission":
-        monkeypatch.setattr(os, "access", lambda *_: False)
-    with pytest.raises(ReportError, match=str(path)):
-        reserve(path, "report", [], option="--report")
-
-
-def test_character_device_may_be_both_input_and_output() -> None:
-    for stream in (STDIN, Path("/dev/null")):
-        reserve(Path("/dev/null"), "report", [stream], option="--report").write("text")
-    assert Path("/dev/null").is_char_device()
 
 
 def in_shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -350,17 +325,6 @@ def test_report_commands_read_stdin(files: Files) -> None:
     assert "CPU" in (files.folder / "run.md").read_text()
     once = in_shell("partita report diff - - < run.json", files.folder)
     assert once.returncode == 2 and "stdin" in once.stderr
-
-
-def test_report_to_dev_stdout_is_appended(files: Files) -> None:
-    told = in_shell(
-        "partita generate package 1,2 --token-ids --max-new-tokens 3 --provider cpu --report /dev/stdout > all.txt",
-        files.folder,
-    )
-    assert told.returncode == 0, told.stderr
-    text = (files.folder / "all.txt").read_bytes()
-    assert b"\0" not in text and json.loads(text[text.index(b"{") :])["schema"] == "partita.report/1"
-    assert len(text[: text.index(b"{")].split()) == 3
 
 
 @pytest.mark.parametrize("code", [errno.EBUSY, errno.EACCES])
