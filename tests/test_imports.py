@@ -26,7 +26,6 @@ MAY_IMPORT: dict[str, set[str]] = {
         "foreign_paths": "remedies errors untrusted_files",
         "process": "",
         "untrusted_files": "",
-        "tokenizer_limits": "untrusted_files",
         "demo": "",
         "signals": "",
         "files": "remedies errors signals",
@@ -51,12 +50,12 @@ MAY_IMPORT: dict[str, set[str]] = {
         "providers": "messages remedies errors extras files observations",
         "foreign": "messages options remedies errors foreign_paths untrusted_files dtypes package observations runtime",
         "runtime": """
-            messages options remedies errors foreign_paths process untrusted_files tokenizer_limits
+            messages options remedies errors foreign_paths process untrusted_files
             signals files extras dtypes package observations diagnosis machine
             inspection support capacity providers
         """,
         "export": """
-            messages options remedies errors foreign_paths process untrusted_files tokenizer_limits
+            messages options remedies errors foreign_paths process untrusted_files
             signals files extras dtypes package observations
         """,
         "library": """

@@ -14,7 +14,7 @@ import pytest
 from partita.errors import GenerationError, PackageError
 from partita.export.checkpoint.companions import probe_tokenizer
 from partita.runtime.generate.text.tokens import TooLongError, load_text
-from partita.tokenizer_limits import growth_of
+from partita.untrusted_files import growth_of
 from tests.conftest import DEMO_CHECKPOINT
 
 DEMO: dict[str, Any] = json.loads((DEMO_CHECKPOINT / "tokenizer.json").read_text(encoding="utf-8"))

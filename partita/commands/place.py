@@ -21,15 +21,14 @@ from partita.commands.outputs import (
 )
 from partita.commands.terminal import TERMINAL, note, print_target_notes
 from partita.errors import INTERRUPTED, ParityError, ProviderError, UsageError
+from partita.library.chain import not_used
 from partita.library.drifting import measure_drift, read_sides
-from partita.library.notes import not_used
 from partita.library.place.placement import place_model, read_place
 from partita.library.place.support import measure_support
 from partita.library.run_report import limits_error
 from partita.observations.text_format import listing
 from partita.options.fields import describe_fields, input_paths
-from partita.options.placement import DriftCommand, PlaceCommand, SupportCommand
-from partita.options.reports import DiffCommand
+from partita.options.placement import DiffCommand, DriftCommand, PlaceCommand, SupportCommand
 from partita.partition_reports.render.show import REPORT_VIEWS, load_view
 
 

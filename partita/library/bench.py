@@ -16,12 +16,12 @@ from partita.errors import GenerationError, PartitaError, ProviderError, ReportE
 from partita.files import refuse_same, reserve
 from partita.foreign.folder import NO_CHOICE, Choice, is_foreign, open_folder
 from partita.library.api import LOGGER, from_fields
-from partita.library.chain import Target, read_chains
+from partita.library.chain import Target, not_used, read_chains
 from partita.library.engine.base import ReportRequest
 from partita.library.engine.remote import RemoteEngine
 from partita.library.engine.requests import prompt_rows
+from partita.library.loading import unverified_note
 from partita.library.model import Model
-from partita.library.notes import not_used, unverified_note
 from partita.library.report import ViewedRecord
 from partita.observations.text_format import plural
 from partita.options.fields import input_paths

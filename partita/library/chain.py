@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from partita.errors import UsageError
-from partita.observations.records import ChainEntry
+from partita.observations.records import ChainEntry, remedy_of
 from partita.observations.text_format import listing
 from partita.options.groups import ProviderChain, ProviderValues
 from partita.options.inspection import BenchOptions
 from partita.providers.base import Provider
 from partita.providers.generic import parse_libraries
 from partita.providers.options import parse_options, unchecked_notes
-from partita.providers.resolve import all_names, known_providers, parse_chain
+from partita.providers.resolve import Resolution, all_names, known_providers, parse_chain
 
 GIVEN = "given"
 """Source of a chain in a report."""
@@ -158,3 +158,10 @@ def read_chains(options: BenchOptions) -> tuple[Target, ...]:
         read = ProviderChain(name, provider_options=own, provider_libraries=files, threads=options.threads)
         targets.append(read_chain(read))
     return tuple(targets)
+
+
+def not_used(name: str, entry: ChainEntry | Resolution, *, with_remedy: bool = True) -> str:
+    """The note on an inactive provider of the chain. `name`: its name in the note."""
+    message = f"{name} is not used: {entry.reason}: {entry.evidence}"
+    remedy = remedy_of(entry.remedies) if isinstance(entry, ChainEntry) else entry.remedy
+    return f"{message}; {remedy}" if with_remedy and remedy is not None else message

@@ -15,8 +15,7 @@ from partita.errors import PackageError, UsageError
 from partita.extras import explain
 from partita.files import temporary_directory
 from partita.library.api import QUIET, Audience
-from partita.library.chain import Target
-from partita.library.notes import not_used
+from partita.library.chain import Target, not_used
 from partita.library.place.probing import package_refused
 from partita.package.folder import Manifest
 from partita.package.records import Evaluation, Verification

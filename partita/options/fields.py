@@ -285,7 +285,7 @@ def group(options: Any, cls: type[T]) -> T:
     return cls(**{field.name: getattr(options, field.name) for field in fields(cls)})  # type: ignore[arg-type]
 
 
-MODULES = ("export", "generation", "groups", "inspection", "placement", "reports")
+MODULES = ("export", "generation", "groups", "inspection", "placement")
 
 
 def option_groups() -> list[type[Any]]:
