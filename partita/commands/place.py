@@ -28,7 +28,8 @@ from partita.library.place.support import measure_support
 from partita.library.run_report import limits_error
 from partita.observations.text_format import listing
 from partita.options.fields import describe_fields, input_paths
-from partita.options.placement import DiffCommand, DriftCommand, PlaceCommand, SupportCommand
+from partita.options.placement import DriftCommand, PlaceCommand, SupportCommand
+from partita.options.reports import DiffCommand
 from partita.partition_reports.render.show import REPORT_VIEWS, load_view
 
 

@@ -11,7 +11,7 @@ from partita.commands.terminal import note
 from partita.errors import ReportCheckError, ReportError, UsageError
 from partita.observations.text_format import plural
 from partita.options.fields import path_of
-from partita.options.placement import (
+from partita.options.reports import (
     REPORT_VIEWS,
     CheckCommand,
     CheckOptions,

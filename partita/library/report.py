@@ -21,7 +21,7 @@ from partita.library.api import public
 from partita.observations.records import Record
 from partita.observations.text_format import short_provider
 from partita.options.fields import check_fields
-from partita.options.placement import CheckOptions
+from partita.options.reports import CheckOptions
 from partita.partition_reports import records, storage
 from partita.partition_reports.outcome import placement_text
 from partita.partition_reports.render.show import REPORT_VIEWS, load_view

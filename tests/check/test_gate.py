@@ -15,7 +15,7 @@ from partita.compare.reports import is_less_preferred
 from partita.errors import ReportError, UsageError
 from partita.observations.records import ChainEntry
 from partita.options.fields import describe_fields
-from partita.options.placement import CheckCommand
+from partita.options.reports import CheckCommand
 from partita.partition_reports.records import Cache, CacheState, SubgraphNode, Subgraphs
 from partita.partition_reports.timing import speculation_figures
 from tests.conftest import REPOSITORY

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -88,6 +87,8 @@ def place_model(
     """
     environment, timeout = None, None
     if options.dry_run:
+        from partita.providers.cuda_dry_run.stub_build import dry_environment
+
         (environment, _), timeout = dry_environment(options.device), DRY_RUN_SECONDS
     report, error = despite_crashes(
         target.chain,
@@ -106,12 +107,3 @@ def place_model(
         package=is_folder(Path(options.model)),
     )
     return report, None if options.dry_run else error
-
-
-def dry_environment(name: str | None = None) -> tuple[dict[str, str], str]:
-    """Environment of a process that simulates a GPU, and the name of the GPU. Raises ProviderError, UsageError."""
-    from partita.providers.cuda_dry_run.devices import DEFAULT_DEVICE, device
-    from partita.providers.cuda_dry_run.stub_build import child_environment, prepare, provider_library
-
-    simulated = device(DEFAULT_DEVICE if name is None else name)
-    return child_environment(prepare(provider_library()), simulated, os.environ), simulated.name

@@ -11,7 +11,6 @@ import partita
 from partita.errors import PackageError, ProviderError, UsageError
 from partita.library.api import QUIET, Audience, from_fields
 from partita.library.chain import read_chain
-from partita.library.place.placement import dry_environment
 from partita.machine.records import MachineReport
 from partita.messages import did_you_mean, nearest
 from partita.observations.text_format import listing
@@ -22,6 +21,7 @@ from partita.options.placement import SupportOptions
 from partita.package.folder import check_folder
 from partita.providers.base import Provider
 from partita.providers.cuda import PROVIDER as CUDA
+from partita.providers.cuda_dry_run.stub_build import dry_environment
 from partita.providers.generic import parse_libraries
 from partita.providers.resolve import Resolution, all_names, resolve_one
 from partita.support.records import ProviderFacts, SupportTable, Versions
