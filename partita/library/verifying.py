@@ -118,8 +118,7 @@ def _reference_package(folder: Path, manifest: Manifest, reference: str, audienc
         from partita.export.verify import known_answer
         from partita.export.weights import memory_map
     except ImportError as error:
-        lacking = explain(error)
-        raise lacking if lacking is not None else error from error
+        raise explain(error) or error from error
     checkpoint = open_checkpoint(reference)
     _check_model(folder, manifest, checkpoint)
     graph = manifest.graph

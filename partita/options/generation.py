@@ -1,9 +1,7 @@
 """Options of sampling, of `generate`, `chat` and `serve`, and of the functions that generate."""
 
-import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from types import NoneType
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from partita.options.fields import (
@@ -83,12 +81,6 @@ class SamplingValues:
         range=TOKENS,
     )
 
-    def __post_init__(self) -> None:
-        """Convert numbers of other libraries to Python numbers."""
-        for name, value in self.figures().items():
-            if hasattr(value, "ndim") or not isinstance(value, (int, float, NoneType)):
-                object.__setattr__(self, name, _number(value))
-
     def figures(self) -> dict[str, Any]:
         """The options as a dict."""
         return {each.name: getattr(self, each.name) for each in describe_fields(SamplingValues)}
@@ -110,13 +102,6 @@ class Sampling(SamplingValues):
         """These options, with those of `other` that are not set here."""
         given = {each.name: value for each in fields(self) if (value := getattr(self, each.name)) is not None}
         return replace(other, **given)
-
-
-def _number(value: Any) -> Any:
-    """A number of another library as a Python number; other values unchanged."""
-    if hasattr(value, "ndim") and hasattr(value, "tolist"):
-        return value.tolist()
-    return operator.index(value) if hasattr(value, "__index__") else value
 
 
 def sampling_options() -> Iterator[tuple[str, SamplingOption]]:
