@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, parser
+from onnx import parser
 
 import partita
 from partita import cli
@@ -37,30 +37,6 @@ def gather(tmp_path: Path) -> Path:
     return tmp_path / "m.onnx"
 
 
-def decoder(path: Path, layers: int) -> Path:
-    """Inputs as a decoder of onnxruntime-genai's builder has them, added up into one number each."""
-    sizes: dict[str, list[str | int]] = {
-        "input_ids": ["batch_size", "sequence_length"],
-        "attention_mask": ["batch_size", "total_sequence_length"],
-    }
-    caches: dict[str, list[str | int]] = {
-        f"past_key_values.{layer}.{kind}": ["batch_size", 2, "past_sequence_length", 4]
-        for layer in range(layers)
-        for kind in ("key", "value")
-    }
-    inputs = [
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, size) for name, size in {**sizes, **caches}.items()
-    ]
-    nodes = [helper.make_node("ReduceSum", [port.name], [f"sum.{port.name}"], keepdims=0) for port in inputs]
-    nodes.append(helper.make_node("Sum", [node.output[0] for node in nodes], ["y"]))
-    # A mask has to be as long as what was there and what comes.
-    nodes.append(helper.make_node("Concat", ["past_key_values.0.key", "past_key_values.0.value"], ["z"], axis=2))
-    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("y", "z")]
-    graph = helper.make_graph(nodes, "g", inputs, outputs)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10), path)
-    return path
-
-
 def failed(capsys: pytest.CaptureFixture[str], code: int, *arguments: object) -> str:
     assert run([str(argument) for argument in arguments]) == code
     lines = capsys.readouterr().err.splitlines()
@@ -81,21 +57,6 @@ def test_report_show_command_is_quoted_and_runs(package, tmp_path, capsys, verb,
     program, *words = shlex.split(command)
     assert program == "partita" and words[-1] == str(file)
     assert run(words) == 0
-
-
-def test_missing_input_sizes_error_is_short_with_working_options(tmp_path, capsys):
-    model = decoder(tmp_path / "my decoder.onnx", 24)
-    given = ["place", str(model), "--provider", "cpu", "--max-copies", "0", "--report", str(tmp_path / "report.json")]
-    error = failed(capsys, 2, *given)
-    assert len(error) < 800, error
-    assert "50 inputs need sizes" in error and "past_key_values.{0..23}.key" in error
-    added = shlex.split(error.partition("as in: ")[2])
-    assert set(added[::2]) == {"--shape"}, "a whole command would have to repeat the limits and the report"
-    symbols = ("batch_size", "past_sequence_length", "sequence_length", "total_sequence_length")
-    assert sorted(word.partition("=")[0] for word in added[1::2]) == sorted(symbols)
-    assert "total_sequence_length=2" in added, "the mask is as long as what was there and what comes"
-    assert run([*given, *added]) == 0, capsys.readouterr().err
-    assert (tmp_path / "report.json").is_file()
 
 
 def test_report_pages_on_stdout_are_always_utf_8(package, tmp_path, capsys):

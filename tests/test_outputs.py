@@ -8,7 +8,6 @@ import json
 import shutil
 import subprocess
 import sys
-import typing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,69 +21,23 @@ from platformdirs.unix import Unix
 from partita.cli import REPORT_VERBS, VERBS, run
 from partita.errors import ReportError
 from partita.files import CACHE_VARIABLE, cache_folder, reserve, write_text
-from partita.options.fields import PathText, describe_fields
+from partita.options.fields import OUTPUT, describe_fields
 from tests.commands.test_cli import child_environment
 
-# Every parameter of the command line that names a file or a folder. A new one has to be put here, and one that is
-# written into WRITERS, too.
-WRITTEN = {
-    "bench": "out report",
-    "drift": "out",
-    "export": "out",
-    "generate": "output report save_prefix",
-    "inspect": "out",
-    "place": "report",
-    "plan": "out",
-    "providers": "out",
-    "run": "report",
-    "report check": "out",
-    "report diff": "out",
-    "report explain": "out",
-    "report html": "out",
-    "report markdown": "out",
-    "report show": "out",
-    "support": "html markdown out",
-}
-READ = {
-    "bench": "against contract package",
-    "chat": "contract draft package prefix resume",
-    "drift": "contract model",
-    "evaluate": "package",
-    "export": "adapter calibrate checkpoint quality_text",
-    "generate": "contract draft input package prefix",
-    "inspect": "against against_contract contract package",
-    "place": "contract model",
-    "plan": "model",
-    "push": "package",
-    "report check": "baseline file",
-    "report diff": "after before",
-    "report explain": "file",
-    "report html": "file",
-    "report markdown": "file",
-    "report show": "file",
-    "run": "contract draft package prefix",
-    "serve": "contract draft packages prefix",
-    "support": "model",
-    "verify": "contract package",
-}
+
+def written_parameters() -> set[str]:
+    """`verb parameter` of every path on the command line that is written."""
+    return {
+        f"{prefix}{verb.name} {each.flag.removeprefix('--')}"
+        for prefix, verbs in (("", VERBS), ("report ", REPORT_VERBS))
+        for verb in verbs
+        for each in describe_fields(verb.record())
+        if each.group == OUTPUT and each.is_path
+    }
 
 
-def path_parameters() -> set[str]:
-    """`verb parameter` of everything on the command line that is a path."""
-    found = set()
-    for prefix, verb in [*(("", verb) for verb in VERBS), *(("report ", verb) for verb in REPORT_VERBS)]:
-        for each in describe_fields(verb.record()):
-            if each.is_path or typing.get_args(each.type)[:1] == (PathText,):
-                flag = next(iter(each.option.flags), each.name)
-                found.add(f"{prefix}{verb.name} {flag.removeprefix('--').replace('-', '_')}")
-    return found
-
-
-def test_every_path_parameter_is_classified_as_read_or_written() -> None:
-    written, read = ({f"{verb} {name}" for verb in each for name in each[verb].split()} for each in (WRITTEN, READ))
-    assert path_parameters() == written | read
-    tested = {f"{writer.verb} {writer.option.removeprefix('--').replace('-', '_')}" for writer in WRITERS}
-    assert tested == written - {"export out"}  # whose place is the subject of tests/export/test_reserve.py
+def test_every_written_path_is_tested() -> None:
+    assert {f"{writer.verb} {writer.option.removeprefix('--')}" for writer in WRITERS} == written_parameters()
 
 
 @dataclass

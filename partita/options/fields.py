@@ -8,7 +8,7 @@ import functools
 import math
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -155,9 +155,7 @@ class DescribedField:
         return bool(self.type == PathText)
 
 
-@functools.cache
-def describe_fields(cls: type[Any]) -> tuple[DescribedField, ...]:
-    """The options of a dataclass, in their order, without the fields that have no `Option`."""
+def _describe_fields(cls: type[Any]) -> tuple[DescribedField, ...]:
     hints, described = get_type_hints(cls, include_extras=True), []
     for each in fields(cls):
         hint, found = hints[each.name], each.metadata.get("option")
@@ -167,6 +165,10 @@ def describe_fields(cls: type[Any]) -> tuple[DescribedField, ...]:
             declaring = next(base for base in cls.__mro__ if each.name in vars(base).get("__annotations__", {}))
             described.append(_describe(each, hint, found, found.group or vars(declaring).get("HELP_GROUP", "")))
     return tuple(described)
+
+
+describe_fields: Callable[[Any], tuple[DescribedField, ...]] = functools.cache(_describe_fields)
+"""The options of a dataclass, in their order, without the fields that have no `Option`."""
 
 
 def _describe(field: Field[Any], hint: Any, option: Option, group: str) -> DescribedField:
