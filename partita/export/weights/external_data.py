@@ -217,6 +217,7 @@ def write_data(models: Sequence[ir.Model], folder: Path, stage: Stage) -> DataFi
 def translate_space(error: OSError, folder: Path) -> PartitaError:
     """The error for an OSError while the package in `folder` is written, in one line."""
     if error.errno in SPACE_ERRORS:
-        return ResourceError(f"{folder.parent}: no space left while writing the package; free some and export again")
+        place = f"{folder.parent}: no space left while writing the package"
+        return ResourceError(f"{place}; free some there, and in the temporary folder (TMPDIR), and export again")
     where = error.filename if isinstance(error.filename, str) else folder.parent
     return ResourceError(f"{where}: {error.strerror or error}; the package was not written")
