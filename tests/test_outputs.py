@@ -13,10 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import platformdirs
 import pytest
-from platformdirs.macos import MacOS
-from platformdirs.unix import Unix
 
 from partita.cli import REPORT_VERBS, VERBS, run
 from partita.errors import ReportError
@@ -304,23 +301,3 @@ def test_cache_variable_sets_or_disables_cache_folder(monkeypatch: pytest.Monkey
     assert cache_folder("probes") == tmp_path / "probes"
     monkeypatch.setenv(CACHE_VARIABLE, "")
     assert cache_folder("probes") is None, "an empty variable: nothing is kept"
-
-
-@pytest.mark.parametrize(
-    ("system", "variable", "folder"),
-    [
-        (Unix, "HOME/xdg", "xdg/partita"),
-        (Unix, "", ".cache/partita"),
-        (Unix, "relative/folder", ".cache/partita"),
-        (MacOS, None, "Library/Caches/partita"),
-    ],
-)
-def test_cache_folder_defaults_to_system_cache(system, variable, folder, monkeypatch, tmp_path) -> None:
-    for name in (CACHE_VARIABLE, "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(platformdirs, "PlatformDirs", system)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    if variable is not None:
-        monkeypatch.setenv("XDG_CACHE_HOME", variable.replace("HOME", str(tmp_path)))
-    for kind in ("probes", "cuda-dry-run"):
-        assert cache_folder(kind) == tmp_path / folder / kind

@@ -553,14 +553,6 @@ def test_tokenizer_exception_becomes_generation_error(model, monkeypatch):
     assert list(generation) == []
 
 
-def test_report_after_save_prefix_raises_report_error(model, tmp_path):
-    generation = model.generate(PROMPT, max_new_tokens=N, stop_token_ids=())
-    generation.run()
-    model.save_prefix(tmp_path / "prefix", PROMPT)
-    with pytest.raises(partita.ReportError, match="nothing to report"):
-        model.report(probe_seconds=0)
-
-
 # What a run over a file goes on with: only with what gives the same answers, in folders of other exporters too
 
 
