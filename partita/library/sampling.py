@@ -61,15 +61,20 @@ def suggestion(folder: Path) -> Suggestion:
         if given.get(name, neutral) not in (neutral, None)
     )
     draws = given.get("do_sample") is True
-    values = {name: option.suggested for name, option in sampling_options() if draws or not option.sampling_only}
-    values = {name: default if given.get(name) is None else given[name] for name, default in values.items()}
+    values: dict[str, Any] = {
+        name: option.suggested if given.get(name) is None else given[name]
+        for name, option in sampling_options()
+        if draws or not option.sampling_only
+    }
     try:
         found = check_fields(Sampling(**values, max_new_tokens=given.get("max_new_tokens") or None))
     except UsageError as error:
         problem = error.message.replace("`", "")  # a setting of the file, not an option
         raise PackageError(f"{problem}; correct it, or omit `sampling`", path=path) from error
     off = {name: option.off_value for name, option in sampling_options()}
-    figures = {name: None if value == off.get(name) else value for name, value in found.figures().items()}
+    figures: dict[str, Any] = {
+        name: None if value == off.get(name) else value for name, value in found.figures().items()
+    }
     return Suggestion(**figures, unknown=unknown)
 
 
