@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from partita.errors import ReportError, UsageError
-from partita.remedies import is_temporary
 from partita.signals import hold_signals
 
 STDIN = Path("/dev/stdin")
@@ -100,8 +99,7 @@ def write_bytes(data: bytes, path: Path, kind: str) -> None:
             replace(resolve_path(path), data)
     except OSError as error:
         reason = error.strerror or str(error)
-        chosen = "set TMPDIR to a folder with free space" if is_temporary(path) else "choose another file for it"
-        raise ReportError(f"{path}: cannot write the {kind}: {reason}; {chosen}") from error
+        raise ReportError(f"{path}: cannot write the {kind}: {reason}; choose another file for it") from error
 
 
 def temporary_directory() -> tempfile.TemporaryDirectory[str]:

@@ -5,13 +5,8 @@ Each remedy is a module constant with placeholders in braces, so that tests can 
 
 from __future__ import annotations
 
-import errno
-import os
 import shlex
-import shutil
-import tempfile
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -91,46 +86,10 @@ def any_of(remedies: Iterable[Remedy]) -> Remedy | None:
 
 FROM_CHECKPOINT = Remedy("export the checkpoint again")
 DECODERS_ONLY = Remedy("name the folder of a text decoder")
-MAY_READ = Remedy("make it readable", ("chmod", "u+r", "{path}"))
-MAY_ENTER = Remedy("make the folder readable", ("chmod", "u+rx", "{path}"))
-MAY_WRITE = Remedy("make it writable", ("chmod", "u+w", "{path}"))
 LFS_PULL = Remedy(
     "the file is a Git LFS pointer and was not downloaded; in {folder} run",
     ("git", "lfs", "pull"),
 )
-
-
-def permission(path: Path, *, write: bool = False) -> Remedy:
-    """The chmod that lets this process open a file or folder; parent folders come first."""
-    for folder in reversed(path.absolute().parents):
-        if not os.access(folder, os.X_OK):
-            return MAY_ENTER.filled(path=folder)
-    if write:
-        return MAY_WRITE.filled(path=path if path.exists() else path.absolute().parent)
-    return (MAY_ENTER if path.is_dir() else MAY_READ).filled(path=path)
-
-
-def fix_for(error: OSError, otherwise: str, written: Path = Path()) -> str:
-    """The fix for `error`: TMPDIR if the temporary folder is missing or full, else `otherwise`.
-
-    `written`: the output folder. An out-of-space error without a file name is attributed to the temporary folder if
-    that has less free space.
-    """
-    lacking = isinstance(error, FileNotFoundError) and error.filename is None and "temporary" in str(error.strerror)
-    full = isinstance(error.filename, str) and is_temporary(Path(error.filename))
-    if error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        with suppress(OSError):
-            full = shutil.disk_usage(tempfile.gettempdir()).free < shutil.disk_usage(written).free
-    return "set TMPDIR to a writable folder with free space" if lacking or full else otherwise
-
-
-def is_temporary(path: Path) -> bool:
-    """Whether `path` is in a temporary folder made by Partita."""
-    with suppress(OSError):  # there may be no place for temporary files at all
-        base = Path(tempfile.gettempdir())
-        parts = (base.name, *path.relative_to(base).parts) if path.is_relative_to(base) else ()
-        return any(part.startswith("partita-") for part in parts)
-    return False
 
 
 def is_lfs_pointer(path: Path) -> bool:

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
-import re
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from partita import errors
 from partita.errors import PartitaError
-from partita.messages import as_field, rename_options
 from partita.options.fields import with_flags
 from partita.remedies import Remedy
-from tests.conftest import REPOSITORY
 
 ERRORS = {
     name: value
@@ -53,19 +47,6 @@ def test_long_message_is_truncated_but_keeps_remedy():
 # Messages name an option by its Python argument in backticks; the command line and prompt files rename it
 
 
-FLAG = re.compile(r"(?:^|(?<=[\s(`'\"/]))--[a-z]")
-WORD = re.compile(r"--[a-z-]+")
-COMMAND_LINE_ONLY = ("messages.py", "options", "cli.py", "commands", "bench", "demo", "views")
-"""Files and folders whose texts only the command line prints."""
-STORED = (
-    "partita/diagnosis",
-    "partita/check/requirements.py",
-    "partita/library/place/target.py",
-    "partita/runtime/lab/laboratory.py",
-)
-"""Texts of a report or check, which name options as the command line takes them."""
-
-
 @pytest.mark.parametrize(
     ("message", "printed"),
     [
@@ -84,49 +65,8 @@ def test_command_line_messages_show_options_as_flags(message: str, printed: str)
     assert with_flags(message) == printed
 
 
-def test_prompt_file_errors_use_field_names() -> None:
-    message = "`max_new_tokens=0` and `seed`: `chat=True`"
-    renamed = rename_options(message, {"max_new_tokens": "max_tokens", "seed": "seed"}, as_field)
-    assert renamed == "field max_tokens 0 and field seed: `chat=True`"
-
-
 def test_error_message_ends_with_remedy() -> None:
     remedy = Remedy("try it", options=("--provider", "cpu"), alternative=Remedy("", ("partita", "providers", "--json")))
     error = PartitaError("no", remedy=remedy)
     assert str(error) == "no; try it: --provider cpu, or partita providers --json"
     assert error.remedy == remedy
-
-
-def sources() -> Iterator[Path]:
-    """Files with messages that a Python program may read."""
-    for path in sorted((REPOSITORY / "partita").rglob("*.py")):
-        where = path.relative_to(REPOSITORY).as_posix()
-        parts = path.relative_to(REPOSITORY / "partita").parts
-        if not set(parts) & set(COMMAND_LINE_ONLY) and not where.startswith(STORED):
-            yield path
-
-
-def flags_in_texts(tree: ast.AST) -> Iterator[int]:
-    """Lines with a text that names a flag of the command line. Words of a command, in a tuple or list, are allowed."""
-    allowed: set[int] = set()
-    for node in ast.walk(tree):
-        match node:
-            case ast.Tuple(elts=words) | ast.List(elts=words) | ast.Set(elts=words):
-                plain = (word for word in words if isinstance(word, ast.Constant))
-                allowed |= {id(word) for word in plain if WORD.fullmatch(str(word.value))}
-            case ast.Expr(value=ast.Constant() as docstring):
-                allowed.add(id(docstring))
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Constant) or not isinstance(node.value, str) or id(node) in allowed:
-            continue
-        if FLAG.search(node.value):
-            yield node.lineno
-
-
-def test_source_messages_name_options_in_backticks() -> None:
-    found = [
-        f"{path.relative_to(REPOSITORY)}:{line}"
-        for path in sources()
-        for line in flags_in_texts(ast.parse(path.read_text(encoding="utf-8")))
-    ]
-    assert not found, f"write `max_length` in place of --max-length: {found}"

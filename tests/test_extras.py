@@ -145,11 +145,6 @@ def test_empty_onnxruntime_folder_is_not_an_installation(package, tmp_path):
     assert "onnxruntime" in line and "--force-reinstall" in line
 
 
-def test_missing_core_dependency_suggests_installing_partita(package, tmp_path):
-    line = named(without(tmp_path, ("tokenizers",), ("tokenizers",), "generate", package, "hi", "--provider", "cpu"))
-    assert line == "partita: tokenizers is not installed; pip install partita"
-
-
 def test_undeclared_module_of_foreign_code_is_explained():
     told = extras.explain(ModuleNotFoundError("No module named 'causal_conv1d'", name="causal_conv1d"), foreign=True)
     assert told is not None and "causal_conv1d" in str(told)

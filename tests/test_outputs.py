@@ -5,87 +5,36 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import os
 import shutil
 import subprocess
 import sys
-import typing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import platformdirs
 import pytest
-from platformdirs.macos import MacOS
-from platformdirs.unix import Unix
 
 from partita.cli import REPORT_VERBS, VERBS, run
 from partita.errors import ReportError
-from partita.files import CACHE_VARIABLE, STDIN, cache_folder, reserve, write_text
-from partita.options.fields import PathText, describe_fields
+from partita.files import CACHE_VARIABLE, cache_folder, reserve, write_text
+from partita.options.fields import OUTPUT, describe_fields
 from tests.commands.test_cli import child_environment
 
-# Every parameter of the command line that names a file or a folder. A new one has to be put here, and one that is
-# written into WRITERS, too.
-WRITTEN = {
-    "bench": "out report",
-    "drift": "out",
-    "export": "out",
-    "generate": "output report save_prefix",
-    "inspect": "out",
-    "place": "report",
-    "plan": "out",
-    "providers": "out",
-    "run": "report",
-    "report check": "out",
-    "report diff": "out",
-    "report explain": "out",
-    "report html": "out",
-    "report markdown": "out",
-    "report show": "out",
-    "support": "html markdown out",
-}
-READ = {
-    "bench": "against contract package",
-    "chat": "contract draft package prefix resume",
-    "drift": "contract model",
-    "evaluate": "package",
-    "export": "adapter calibrate checkpoint quality_text",
-    "generate": "contract draft input package prefix",
-    "inspect": "against against_contract contract package",
-    "place": "contract model",
-    "plan": "model",
-    "push": "package",
-    "report check": "baseline file",
-    "report diff": "after before",
-    "report explain": "file",
-    "report html": "file",
-    "report markdown": "file",
-    "report show": "file",
-    "run": "contract draft package prefix",
-    "serve": "contract draft packages prefix",
-    "support": "model",
-    "verify": "contract package",
-}
+
+def written_parameters() -> set[str]:
+    """`verb parameter` of every path on the command line that is written."""
+    return {
+        f"{prefix}{verb.name} {each.flag.removeprefix('--')}"
+        for prefix, verbs in (("", VERBS), ("report ", REPORT_VERBS))
+        for verb in verbs
+        for each in describe_fields(verb.record())
+        if each.group == OUTPUT and each.is_path
+    }
 
 
-def path_parameters() -> set[str]:
-    """`verb parameter` of everything on the command line that is a path."""
-    found = set()
-    for prefix, verb in [*(("", verb) for verb in VERBS), *(("report ", verb) for verb in REPORT_VERBS)]:
-        for each in describe_fields(verb.record()):
-            if each.is_path or typing.get_args(each.type)[:1] == (PathText,):
-                flag = next(iter(each.option.flags), each.name)
-                found.add(f"{prefix}{verb.name} {flag.removeprefix('--').replace('-', '_')}")
-    return found
-
-
-def test_every_path_parameter_is_classified_as_read_or_written() -> None:
-    written, read = ({f"{verb} {name}" for verb in each for name in each[verb].split()} for each in (WRITTEN, READ))
-    assert path_parameters() == written | read
-    tested = {f"{writer.verb} {writer.option.removeprefix('--').replace('-', '_')}" for writer in WRITERS}
-    assert tested == written - {"export out"}  # whose place is the subject of tests/export/test_reserve.py
+def test_every_written_path_is_tested() -> None:
+    assert {f"{writer.verb} {writer.option.removeprefix('--')}" for writer in WRITERS} == written_parameters()
 
 
 @dataclass
@@ -266,15 +215,6 @@ def test_prompt_file_on_stdin_is_not_overwritten(files: Files) -> None:
     assert "the file that stdin reads" in done.stderr
 
 
-def test_output_may_share_folder_with_inputs_and_replace_reports(
-    files: Files, capsys: pytest.CaptureFixture[str]
-) -> None:
-    place = WRITERS[3]
-    for target in (files.folder / "report.json", files.report, files.folder / "report.json"):
-        assert run(place.command(files, target)) == 0, capsys.readouterr().err
-        assert json.loads(target.read_text())["schema"] == "partita.report/1"
-
-
 def test_dangling_link_is_written_through_and_preserved(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "target")
     reserve(tmp_path / "link", "report", [], option="--report").write("text")
@@ -287,21 +227,6 @@ def test_replaced_file_keeps_its_permissions(tmp_path: Path) -> None:
     path.chmod(0o600)
     write_text("new", path, "report")
     assert path.stat().st_mode & 0o777 == 0o600 and path.read_text() == "new"
-
-
-@pytest.mark.parametrize("where", ["a folder", "no folder", "no permission"])
-def test_reserve_raises_for_unwritable_path(tmp_path: Path, where: str, monkeypatch) -> None:
-    path = {"a folder": tmp_path, "no folder": tmp_path / "absent" / "r.json"}.get(where, tmp_path / "r.json")
-    if where == "no permission":
-        monkeypatch.setattr(os, "access", lambda *_: False)
-    with pytest.raises(ReportError, match=str(path)):
-        reserve(path, "report", [], option="--report")
-
-
-def test_character_device_may_be_both_input_and_output() -> None:
-    for stream in (STDIN, Path("/dev/null")):
-        reserve(Path("/dev/null"), "report", [stream], option="--report").write("text")
-    assert Path("/dev/null").is_char_device()
 
 
 def in_shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -352,17 +277,6 @@ def test_report_commands_read_stdin(files: Files) -> None:
     assert once.returncode == 2 and "stdin" in once.stderr
 
 
-def test_report_to_dev_stdout_is_appended(files: Files) -> None:
-    told = in_shell(
-        "partita generate package 1,2 --token-ids --max-new-tokens 3 --provider cpu --report /dev/stdout > all.txt",
-        files.folder,
-    )
-    assert told.returncode == 0, told.stderr
-    text = (files.folder / "all.txt").read_bytes()
-    assert b"\0" not in text and json.loads(text[text.index(b"{") :])["schema"] == "partita.report/1"
-    assert len(text[: text.index(b"{")].split()) == 3
-
-
 @pytest.mark.parametrize("code", [errno.EBUSY, errno.EACCES])
 def test_file_is_written_in_place_if_replace_fails(tmp_path: Path, monkeypatch, code: int) -> None:
     """A file that is mounted by itself in a container cannot be replaced by renaming."""
@@ -387,23 +301,3 @@ def test_cache_variable_sets_or_disables_cache_folder(monkeypatch: pytest.Monkey
     assert cache_folder("probes") == tmp_path / "probes"
     monkeypatch.setenv(CACHE_VARIABLE, "")
     assert cache_folder("probes") is None, "an empty variable: nothing is kept"
-
-
-@pytest.mark.parametrize(
-    ("system", "variable", "folder"),
-    [
-        (Unix, "HOME/xdg", "xdg/partita"),
-        (Unix, "", ".cache/partita"),
-        (Unix, "relative/folder", ".cache/partita"),
-        (MacOS, None, "Library/Caches/partita"),
-    ],
-)
-def test_cache_folder_defaults_to_system_cache(system, variable, folder, monkeypatch, tmp_path) -> None:
-    for name in (CACHE_VARIABLE, "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(platformdirs, "PlatformDirs", system)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    if variable is not None:
-        monkeypatch.setenv("XDG_CACHE_HOME", variable.replace("HOME", str(tmp_path)))
-    for kind in ("probes", "cuda-dry-run"):
-        assert cache_folder(kind) == tmp_path / folder / kind

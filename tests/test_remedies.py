@@ -65,7 +65,6 @@ BLANKS: dict[str, Any] = {
 POSITIONAL = {"generate": ["pkg", "1,2"], "export": ["owner/name", "out"]}
 """Arguments of a verb, where they are not one package."""
 TRIED = {
-    "chmod": test_hints.test_unreadable_file_error_suggests_working_chmod,
     "git": test_hints.test_git_lfs_pointer_error_suggests_git_lfs_pull,
     "cp": test_errors.test_remedy_for_external_symlinks_copies_files,
 }
@@ -210,16 +209,6 @@ def project() -> dict[str, Any]:
     return found
 
 
-def test_onnxruntime_gpu_wheel_declares_cuda_and_cudnn_extras() -> None:
-    from importlib import metadata
-
-    try:
-        told = metadata.metadata("onnxruntime-gpu").get_all("Provides-Extra") or []
-    except metadata.PackageNotFoundError:
-        pytest.skip("onnxruntime-gpu is not installed")
-    assert {"cuda", "cudnn"} <= set(told)
-
-
 def test_every_reason_and_provider_code_has_a_remedy() -> None:
     for reason in REASONS.values():
         assert reason.remedy
@@ -245,21 +234,6 @@ def test_damaged_package_remedy_restores_graph_and_source(tiny_checkpoint, expor
     assert cli.run([*words, "--no-verify"]) == 0
     after = read_manifest(package)
     assert (after.graph, after.source) == (before.graph, before.source)
-
-
-def test_unreadable_manifest_remedy_removes_folder_before_export(tiny_checkpoint, exported, tmp_path, capsys):
-    """Export does not replace an unknown folder, even with --force."""
-    checkpoint = tiny_checkpoint("llama")
-    package = shutil.copytree(exported(checkpoint, precision="fp16", attention="primitives"), tmp_path / "pkg")
-    (package / "manifest.json").write_text("{")
-    remedy = remedy_of("verify", package, "--provider", "cpu")
-    assert remedy.command == ("partita", "export", "CHECKPOINT", str(package)) and "remove the folder" in remedy.text
-    words = [str(checkpoint) if word == "CHECKPOINT" else word for word in remedy.command[1:]]
-    quickly = ("--no-verify", "--attention", "gqa")
-    assert cli.run([*words, *quickly, "--force"]) == 1
-    assert "unreadable" in capsys.readouterr().err
-    shutil.rmtree(package)
-    assert cli.run([*words, *quickly]) == 0
 
 
 def test_damaged_tokenizer_remedy_generates_from_token_ids(tiny_checkpoint, exported, tmp_path):
@@ -303,27 +277,6 @@ def test_long_prompt_remedy_exports_cache_up_to_model_positions(tiny_checkpoint,
     assert cli.run(["generate", given["PACKAGE"], ids, "--token-ids", "--provider", "cpu"]) == 0
     (only,) = alternatives(refused(most))
     assert only.text == f"shorten the prompt: the model supports at most {most} positions" and not only.command
-
-
-@pytest.mark.parametrize(
-    ("damage", "words"),
-    [("absent", ["chat"]), ("cut off", ["serve"]), ("absent", ["generate", "hi", "--chat"])],
-)
-def test_missing_tokenizer_remedy_names_only_supported_options(damage, words, tiny_checkpoint, exported, tmp_path):
-    package = shutil.copytree(exported(tiny_checkpoint("llama")), tmp_path / "pkg")
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        if damage == "cut off":
-            (package / name).write_text("{".ljust((package / name).stat().st_size))
-        else:
-            (package / name).unlink()
-    if damage == "absent":
-        raw = json.loads((package / "manifest.json").read_text())
-        files = [entry for entry in raw["files"] if not entry["name"].startswith("tokenizer")]
-        (package / "manifest.json").write_text(json.dumps({**raw, "files": files, "tokenizer": "none"}))
-    verb, *rest = words
-    export, generate = alternatives(remedy_of(verb, package, *rest, "--provider", "cpu"))
-    assert not export.options and not export.command and not generate.options
-    assert cli.run([*generate.command[1:], "--provider", "cpu", "--max-new-tokens", "1"]) == 0
 
 
 APPLIED_HERE: dict[str, tuple[str, ...]] = {

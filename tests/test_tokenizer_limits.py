@@ -14,7 +14,7 @@ import pytest
 from partita.errors import GenerationError, PackageError
 from partita.export.checkpoint.companions import probe_tokenizer
 from partita.runtime.generate.text.tokens import TooLongError, load_text
-from partita.tokenizer_limits import growth_of
+from partita.untrusted_files import growth_of
 from tests.conftest import DEMO_CHECKPOINT
 
 DEMO: dict[str, Any] = json.loads((DEMO_CHECKPOINT / "tokenizer.json").read_text(encoding="utf-8"))
@@ -114,13 +114,6 @@ def test_duplicate_key_in_tokenizer_is_rejected(tmp_path):
         ({}, 4),
         (
             {
-                "normalizer": {"type": "NFC"},
-                "pre_tokenizer": several("pretokenizers", split(r"\p{N}{1,3}"), BYTE_LEVEL),
-            },
-            12,
-        ),
-        (
-            {
                 "normalizer": several("normalizers", {"type": "Prepend", "prepend": "▁"}, replace(" ", "▁")),
                 "pre_tokenizer": None,
                 "decoder": several(
@@ -148,18 +141,8 @@ def test_duplicate_key_in_tokenizer_is_rejected(tmp_path):
             },
             50_000,
         ),
-        (
-            {
-                "normalizer": several(
-                    "normalizers",
-                    *(replace(old, new) for old, new in zip("ａｂｃｄｅ０１２３４５６", "abcde0123456", strict=True)),
-                ),
-                "pre_tokenizer": None,
-            },
-            1,
-        ),
     ],
-    ids=["byte level", "splits", "sentencepiece", "unigram", "a dozen of replaced characters"],
+    ids=["byte level", "sentencepiece", "unigram"],
 )
 def test_real_tokenizers_are_within_limits(changes, most, tmp_path):
     folder = save(tmp_path, changes)

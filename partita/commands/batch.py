@@ -26,7 +26,6 @@ from partita.commands.outputs import Sink
 from partita.commands.results import BatchResult, ClusterResult
 from partita.commands.terminal import Bars, note, print_record
 from partita.errors import INTERRUPTED, PartitaError, ResourceError, UsageError
-from partita.foreign.folder import Choice
 from partita.library.batches.batch_run import PIPE, BatchRunResult, Progress, run_file, run_rows
 from partita.library.batches.journal import contents_hash, interrupted_text
 from partita.library.batches.prompt_files import scan_file
@@ -34,12 +33,11 @@ from partita.library.batches.rows import AnswerRow, InputRow, RowDefaults, check
 from partita.library.chain import Target
 from partita.library.engine.base import ReportRequest
 from partita.library.generation import sampling_options
-from partita.library.notes import chunk_ignored
+from partita.library.model import chunk_ignored
 from partita.library.sampling import SEED_BITS, Sampling
 from partita.observations.text_format import plural
-from partita.options.fields import group, path_of
-from partita.options.generation import BatchOptions, GenerateCommand
-from partita.options.groups import ProviderChain
+from partita.options.fields import path_of
+from partita.options.generation import GenerateCommand
 from partita.package.folder import Manifest
 from partita.runtime.generate.prefix_file import read_content
 from partita.runtime.generate.text.tokens import stop_token_ids
@@ -130,7 +128,7 @@ def run_batch(
     with rows_file(source) as rows:
         file = PromptFileRun(options, given, manifest, rows, output)
         if options.address is not None:
-            return _run_on_cluster(file, options.address, manifest)
+            return _run_on_cluster(file, manifest)
         return _run_here(file, target, manifest, sink)
 
 
@@ -171,34 +169,21 @@ def _run_here(file: PromptFileRun, target: Target, manifest: Manifest, sink: Sin
     return INTERRUPTED if interrupted else 0
 
 
-def _run_on_cluster(file: PromptFileRun, address: str, manifest: Manifest) -> int:
+def _run_on_cluster(file: PromptFileRun, manifest: Manifest) -> int:
     """Have workers answer the rows."""
     from partita.library.batches.cluster import Setup, answer_on_cluster, contents_of
 
     options, package = file.options, Path(file.options.package)
-    setup = Setup(
-        package,
-        contents_of(package, manifest),
-        group(options, ProviderChain),
-        Choice.of(options),
-        group(options, BatchOptions),
-        graph_capture=options.graph_capture,
-        token_ids=options.token_ids,
-    )
-    answer = partial(
-        answer_on_cluster,
-        address=address,
-        setup=setup,
-        slots=manifest.graph.batch_size,
-        count=file.prompts.rows,
-        workers=options.workers,
-    )
+    setup = Setup(options, contents_of(package, manifest))
+    answer = partial(answer_on_cluster, setup=setup, slots=manifest.graph.batch_size, count=file.prompts.rows)
     try:
         result = file.run(answer)
     except KeyboardInterrupt:
         return INTERRUPTED
     if options.as_json:
-        print_record(ClusterResult.copy_of(result, package=str(package), address=address, input=str(options.input)))
+        print_record(
+            ClusterResult.copy_of(result, package=str(package), address=options.address, input=str(options.input))
+        )
     return 0
 
 

@@ -20,10 +20,9 @@ from partita.errors import INTERRUPTED, PartitaError, UsageError
 from partita.files import Output, cache_folder, reserve
 from partita.foreign.folder import Choice, open_folder
 from partita.library.chain import read_chain
-from partita.library.conversation import Conversation
 from partita.library.engine.base import Engine, ReportRequest
 from partita.library.engine.requests import Ticket, check_speculation
-from partita.library.generation import sampling_options
+from partita.library.generation import Conversation, sampling_options
 from partita.library.sampling import complete_sampling_for
 from partita.options.fields import input_paths, path_of
 from partita.options.generation import ChatCommand

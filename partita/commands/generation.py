@@ -32,9 +32,8 @@ from partita.foreign.folder import Choice
 from partita.library.chain import Target
 from partita.library.engine.base import Engine, ReportRequest
 from partita.library.generation import Generation
-from partita.library.loading import open_engine
-from partita.library.model import Model
-from partita.library.notes import chunk_ignored, opened_notes
+from partita.library.loading import open_engine, opened_notes
+from partita.library.model import Model, chunk_ignored
 from partita.library.run_report import limits_error
 from partita.observations.text_format import human_bytes, percent, plural
 from partita.options.fields import group, path_of

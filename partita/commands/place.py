@@ -21,8 +21,8 @@ from partita.commands.outputs import (
 )
 from partita.commands.terminal import TERMINAL, note, print_target_notes
 from partita.errors import INTERRUPTED, ParityError, ProviderError, UsageError
+from partita.library.chain import not_used
 from partita.library.drifting import measure_drift, read_sides
-from partita.library.notes import not_used
 from partita.library.place.placement import place_model, read_place
 from partita.library.place.support import measure_support
 from partita.library.run_report import limits_error

@@ -21,7 +21,6 @@ from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar, cast, get_ar
 from partita.errors import PartitaError, ResourceError, UsageError, out_of_memory
 from partita.extras import explain
 from partita.options.fields import DescribedField, check_fields, describe_fields
-from partita.remedies import fix_for, permission
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -41,9 +40,9 @@ def of_system(error: Exception) -> ResourceError | None:
         return None
     reason = f"{error.strerror or error}"
     path = Path(error.filename) if isinstance(error.filename, str) else None
-    if path is not None and isinstance(error, PermissionError):
-        return ResourceError(reason, path=path, remedy=permission(path, write=os.access(path, os.R_OK)))
-    return ResourceError(f"{reason}; {fix_for(error, 'check the disk and its permissions')}", path=path)
+    if isinstance(error, PermissionError) and path is not None:
+        return ResourceError(f"{reason}; change its permissions or those of its folder", path=path)
+    return ResourceError(f"{reason}; check the disk and its permissions", path=path)
 
 
 def public_error(error: Exception) -> Exception:

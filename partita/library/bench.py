@@ -6,7 +6,7 @@ import datetime
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import partita
@@ -16,12 +16,12 @@ from partita.errors import GenerationError, PartitaError, ProviderError, ReportE
 from partita.files import refuse_same, reserve
 from partita.foreign.folder import NO_CHOICE, Choice, is_foreign, open_folder
 from partita.library.api import LOGGER, from_fields
-from partita.library.chain import Target, read_chains
+from partita.library.chain import Target, not_used, read_chains
 from partita.library.engine.base import ReportRequest
 from partita.library.engine.remote import RemoteEngine
 from partita.library.engine.requests import prompt_rows
+from partita.library.loading import unverified_note
 from partita.library.model import Model
-from partita.library.notes import not_used, unverified_note
 from partita.library.report import ViewedRecord
 from partita.observations.text_format import plural
 from partita.options.fields import input_paths
@@ -88,11 +88,10 @@ class Subject:
     """The user's choices about a foreign folder."""
 
 
-@dataclass(slots=True)
-class Racer:
-    """A contender: a package on a chain, and its state during the rounds."""
+@dataclass(slots=True, kw_only=True)
+class Racer(Lane):
+    """A contender: a package on a chain, its figures, and its state during the rounds."""
 
-    name: str
     subject: Subject
     target: Target
     options: BenchOptions
@@ -100,22 +99,17 @@ class Racer:
     """File of its partition report."""
     engine: RemoteEngine | None = None
     model: Model | None = None
-    error: PartitaError | None = None
-    lane: Lane = field(init=False)
-    """Its figures."""
-
-    def __post_init__(self) -> None:
-        """Create the record of its figures."""
-        self.lane = Lane(self.name, self.target.ort_names, package=self.subject.name)
+    failure: PartitaError | None = None
+    """The error that ended its turns."""
 
     @property
     def alive(self) -> bool:
         """Whether it is open and has not failed."""
-        return self.model is not None and self.error is None
+        return self.model is not None and self.failure is None
 
     def fail(self, error: PartitaError) -> None:
         """Record the error that ends its turns."""
-        self.error, self.lane.error = error, " ".join(str(error).split())
+        self.failure, self.error = error, " ".join(str(error).split())
 
     def open(self, *, observe: bool = False) -> RemoteEngine:
         """Load the package in a worker process. Raises the errors of `load`; ProviderError after a timeout."""
@@ -135,13 +129,13 @@ class Racer:
     def load(self) -> None:
         """Open the package and record the state of its chain."""
         opened, names = self.open().opened, {provider.ort_name: provider.name for provider in self.target.chain}
-        self.lane.load_seconds = opened.load_seconds
+        self.load_seconds = opened.load_seconds
         unused = [
             not_used(names.get(entry.provider, entry.provider), entry, with_remedy=False)
             for entry in opened.chain
             if entry.status != "active"
         ]
-        self.lane.unused = (*unused, *(f"{name} was assigned no nodes" for name in opened.idle_providers))
+        self.unused = (*unused, *(f"{name} was assigned no nodes" for name in opened.idle_providers))
 
     def run_round(self, number: int) -> RoundResult:
         """Generate greedily, ignoring stop tokens, and measure it."""
@@ -196,7 +190,7 @@ class Race:
             raise UsageError(
                 "`prompt` and `prompt_tokens`: set one of them; the second is the length of a generated prompt"
             )
-        targets = None if options.chains is None else read_chains(options)
+        targets = None if options.chains is None else read_chains(options)  # before the packages are read
         self.options, self.subjects = options, read_subjects(options)
         self.racers = read_racers(options, self.subjects, targets or read_chains(options))
         self.baseline = read_baseline(options, self.racers)
@@ -210,11 +204,11 @@ class Race:
             self._run(report_progress)
             interrupted = False
         except KeyboardInterrupt:
-            if not shown_rounds([racer.lane for racer in self.racers]):
+            if not shown_rounds(self.racers):
                 raise
-            for lane in (racer.lane for racer in self.racers):
-                if lane.observed is None and not lane.report_missing_reason:
-                    lane.report_missing_reason = "interrupted before its profiled round"
+            for racer in self.racers:
+                if racer.observed is None and not racer.report_missing_reason:
+                    racer.report_missing_reason = "interrupted before its profiled round"
         finally:
             for racer in self.racers:
                 racer.close(at_once=interrupted)
@@ -243,13 +237,13 @@ class Race:
             try:
                 self.observe(racer)
             except PartitaError as error:  # does not change the figures
-                racer.lane.report_missing_reason = f"the profiled round failed: {' '.join(str(error).split())}"
+                racer.report_missing_reason = f"the profiled round failed: {' '.join(str(error).split())}"
 
     def run_round(self, racer: Racer, number: int) -> None:
         """Run one generation of one contender."""
         time.sleep(PAUSE_SECONDS)
         try:
-            racer.lane.round_results += (racer.run_round(number),)
+            racer.round_results += (racer.run_round(number),)
         except PartitaError as error:
             racer.fail(error)
 
@@ -261,15 +255,15 @@ class Race:
         report = report.model_copy(update={"request": report.request.model_copy(update={"verb": "bench"})})
         if racer.report is not None:
             storage.write(report, racer.report.resolve())
-            racer.lane.file = str(racer.report)
-        racer.lane.observed = report
+            racer.file = str(racer.report)
+        racer.observed = report
 
     def _record(self, *, interrupted: bool) -> Bench:
         """The record of the benchmark."""
         from partita.runtime.chain.advice import package_facts
         from partita.runtime.machine import environment
 
-        options, lanes = self.options, [racer.lane for racer in self.racers]
+        options, lanes = self.options, self.racers
         baseline = choose_baseline(lanes, self.baseline)
         contenders = build_contenders(lanes, baseline)
         notes = [NOT_ALONE] if len(lanes) > 1 else []
@@ -305,14 +299,14 @@ class Race:
         """One error for all contenders that could not run, with the class and nodes of the first; else for reports that
         could not be written.
         """
-        failed = {racer.name: racer.error for racer in self.racers if racer.error is not None}
+        failed = {racer.name: racer.failure for racer in self.racers if racer.failure is not None}
         if failed:
             first, text = next(iter(failed.values())), "; ".join(f"{name}: {error}" for name, error in failed.items())
             return ProviderError(text, nodes=first.nodes) if isinstance(first, ProviderError) else type(first)(text)
         missing = [
-            f"{racer.report}: not written: {racer.lane.report_missing_reason}"
+            f"{racer.report}: not written: {racer.report_missing_reason}"
             for racer in self.racers
-            if racer.report is not None and racer.lane.observed is None
+            if racer.report is not None and racer.observed is None
         ]
         return ReportError("; ".join(missing)) if missing else None
 
@@ -325,7 +319,10 @@ def read_racers(options: BenchOptions, subjects: Sequence[Subject], targets: Seq
     if len(subjects) > 1:
         names = [f"{subject.name} on {name}" for (subject, _), name in zip(pairs, names, strict=True)]
         stems = [f"{subject.path.resolve().name}-{stem}" for (subject, _), stem in zip(pairs, stems, strict=True)]
-    racers = [Racer(name, *pair, options) for name, pair in zip(names, pairs, strict=True)]
+    racers = [
+        Racer(name, target.ort_names, package=subject.name, subject=subject, target=target, options=options)
+        for name, (subject, target) in zip(names, pairs, strict=True)
+    ]
     if options.reports is None:
         return racers
     folder, reads = Path(options.reports), input_paths(options)
@@ -358,35 +355,29 @@ def read_baseline(options: BenchOptions, racers: Sequence[Racer]) -> str | None:
 
 def read_subjects(options: BenchOptions) -> tuple[Subject, ...]:
     """The packages, each with the prompt for its rows. Raises PackageError, UsageError and GenerationError."""
-    manifests = []
-    packages, choice = packages_of(options), Choice.of(options)
+    packages, choice = (Path(options.package), *map(Path, options.against)), Choice.of(options)
+    if len(set(packages)) < len(packages):
+        raise UsageError("`against`: a package is listed twice; list each once")
     foreign = [is_foreign(path) for path in packages]
     choices = [choice if theirs or not any(foreign) else NO_CHOICE for theirs in foreign]
-    for path, choice in zip(packages, choices, strict=True):
-        manifests.append(open_folder(path, choice))
-        check_files(path, manifests[-1], hashes=False)
+    manifests = [open_folder(*each) for each in zip(packages, choices, strict=True)]
+    for each in zip(packages, manifests, strict=True):
+        check_files(*each, hashes=False)
     sizes = {manifest.graph.vocab_size for manifest in manifests}
     if len(sizes) > 1:
         counts = ", ".join(f"{size:,}" for size in sorted(sizes))
         raise UsageError(f"`against`: vocabularies of {counts} tokens; only packages of one model can be compared")
-    if len(set(packages)) < len(packages):
-        raise UsageError("`against`: a package is listed twice; list each once")
-    folders, prompt = [path.resolve().name for path in packages], _read_prompt(options, manifests)
+    prompt, folders = _read_prompt(options, packages, manifests), [path.resolve().name for path in packages]
+    names = [name if folders.count(name) == 1 else str(path) for name, path in zip(folders, packages, strict=True)]
     return tuple(
-        Subject(
-            path,
-            folder if folders.count(folder) == 1 else str(path),
-            manifest,
-            (prompt,) * manifest.graph.batch_size,
-            choice,
-        )
-        for path, folder, manifest, choice in zip(packages, folders, manifests, choices, strict=True)
+        Subject(path, name, manifest, (prompt,) * manifest.graph.batch_size, choice)
+        for path, name, manifest, choice in zip(packages, names, manifests, choices, strict=True)
     )
 
 
-def _read_prompt(options: BenchOptions, manifests: Sequence[Manifest]) -> tuple[int, ...]:
+def _read_prompt(options: BenchOptions, packages: Sequence[Path], manifests: Sequence[Manifest]) -> tuple[int, ...]:
     """The prompt as token ids, the same for every package. Raises UsageError and GenerationError."""
-    packages, longest = packages_of(options), min(manifest.graph.max_length for manifest in manifests)
+    longest = min(manifest.graph.max_length for manifest in manifests)
     if options.prompt is None:
         length = options.prompt_tokens or min(PROMPT_TOKENS, max(longest - options.max_new_tokens, 1))
         ids = tuple((7 + 31 * position) % manifests[0].graph.vocab_size for position in range(length))
@@ -404,11 +395,6 @@ def _read_prompt(options: BenchOptions, manifests: Sequence[Manifest]) -> tuple[
             f"length of {longest} of this package; reduce one of them"
         )
     return ids
-
-
-def packages_of(options: BenchOptions) -> tuple[Path, ...]:
-    """Every package, the reference package first."""
-    return (Path(options.package), *map(Path, options.against))
 
 
 def _encode(package: Path, manifest: Manifest, prompt: str | tuple[int, ...]) -> tuple[int, ...]:

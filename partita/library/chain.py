@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from partita.errors import UsageError
-from partita.observations.records import ChainEntry
+from partita.observations.records import ChainEntry, remedy_of
 from partita.observations.text_format import listing
 from partita.options.groups import ProviderChain, ProviderValues
 from partita.options.inspection import BenchOptions
 from partita.providers.base import Provider
 from partita.providers.generic import parse_libraries
 from partita.providers.options import parse_options, unchecked_notes
-from partita.providers.resolve import all_names, known_providers, parse_chain
+from partita.providers.resolve import Resolution, all_names, known_providers, parse_chain
 
 GIVEN = "given"
 """Source of a chain in a report."""
@@ -133,33 +133,35 @@ def read_chains(options: BenchOptions) -> tuple[Target, ...]:
     Raises UsageError, also for options and libraries of providers outside all chains.
     """
     given, libraries = options.provider_options or {}, options.provider_libraries or {}
-    plugins = parse_libraries(libraries, all_names())
+    if options.chains is None:
+        default = ProviderChain(provider_options=given, provider_libraries=libraries, threads=options.threads)
+        return (read_chain(default),)
     texts = (options.chains,) if isinstance(options.chains, str) else options.chains
-    if texts is not None and not texts:
+    if not texts:
         raise UsageError("`chains` is empty; name at least one, or omit it for the best usable provider")
-    default = read_chain(ProviderChain(threads=options.threads)) if texts is None else None
-    listed = texts or ((default.name,) if default is not None else ())
+    plugins = parse_libraries(libraries, all_names())
     chains = [
-        parse_chain(text if isinstance(text, str) else ",".join(text), plugins, argument="chains") for text in listed
+        parse_chain(text if isinstance(text, str) else ",".join(text), plugins, argument="chains") for text in texts
     ]
-    for number, chain in enumerate(chains):
-        if chain in chains[:number]:
-            names = ",".join(provider.name for provider in chain)
-            raise UsageError(f"`chains={names}`: it is listed twice; list each chain once")
+    names = [",".join(provider.name for provider in chain) for chain in chains]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UsageError(f"`chains={twice[0]}`: it is listed twice; list each chain once")
     every = {provider.name: provider for chain in chains for provider in chain}
     parse_options(given, tuple(every.values()))
-    unused = [plugin.name for plugin in plugins if plugin.name not in every]
-    if unused:
+    if unused := [plugin.name for plugin in plugins if plugin.name not in every]:
         raise UsageError(f"`provider_libraries`: {unused[0]} is in no chain; add it to `chains`")
     targets = []
-    for chain in chains:
+    for name, chain in zip(names, chains, strict=True):
         words = {word.lower() for provider in chain for word in provider.names()}
         own = {word: value for word, value in given.items() if word.lower() in words}
         files = {word: path for word, path in libraries.items() if word.lower() in words}
-        name = ",".join(provider.name for provider in chain)
         read = ProviderChain(name, provider_options=own, provider_libraries=files, threads=options.threads)
         targets.append(read_chain(read))
-    if default is not None:
-        shown = replace(targets[0], source=default.source, by_default=default.by_default, skipped=default.skipped)
-        return (shown,)
     return tuple(targets)
+
+
+def not_used(name: str, entry: ChainEntry | Resolution, *, with_remedy: bool = True) -> str:
+    """The note on an inactive provider of the chain. `name`: its name in the note."""
+    message = f"{name} is not used: {entry.reason}: {entry.evidence}"
+    remedy = remedy_of(entry.remedies) if isinstance(entry, ChainEntry) else entry.remedy
+    return f"{message}; {remedy}" if with_remedy and remedy is not None else message

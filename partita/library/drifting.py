@@ -195,8 +195,7 @@ def _source_model(folder: Path, manifest: Manifest, checkpoint: str, steps: Sequ
     try:
         from partita.export.checkpoint.description import open_checkpoint
     except ImportError as error:
-        lacking = explain(error)
-        raise lacking if lacking is not None else error from error
+        raise explain(error) or error from error
     with temporary_directory() as scratch:
         yield source_side(folder, manifest, open_checkpoint(checkpoint), steps, Path(scratch))
 

@@ -8,12 +8,12 @@ from typing import get_args
 from partita.errors import UsageError
 from partita.foreign.folder import NO_CHOICE, Choice, open_folder
 from partita.library.api import LOGGER, QUIET, Audience, from_fields
-from partita.library.chain import Target, read_chain
-from partita.library.engine.base import Engine
+from partita.library.chain import Target, not_used, read_chain
+from partita.library.engine.base import Engine, OpenedPackage
 from partita.library.model import Model
-from partita.library.notes import opened_notes
 from partita.options.groups import LoadOptions, Process
 from partita.package.folder import Manifest
+from partita.package.records import Verification
 
 
 @from_fields(LoadOptions)
@@ -87,3 +87,25 @@ def open_engine(
         from partita.library.engine.local import LocalEngine
 
         return LocalEngine(*arguments, observe=observe, refusal_seconds=refusal_seconds, audience=audience)
+
+
+def opened_notes(target: Target, opened: OpenedPackage, manifest: Manifest) -> tuple[str, ...]:
+    """Notes on an opened package: unused providers of the named chain, providers without nodes, and its model."""
+    entries = opened.chain[len(target.skipped) :]
+    unused = (
+        not_used(provider.name, entry)
+        for provider, entry in zip(target.chain, entries, strict=True)
+        if entry.status != "active"
+    )
+    return (
+        *unused,
+        *opened.notes,
+        *(f"{name} is in the chain but was assigned no nodes; place shows why" for name in opened.idle_providers),
+        *unverified_note(manifest.verification),
+        *(() if manifest.foreign is None else manifest.foreign.notes),
+    )
+
+
+def unverified_note(verification: Verification, package: str = "this package") -> tuple[str, ...]:
+    """A note for a package that was not compared with its model; empty for others."""
+    return () if verification.status == "verified" else (f"{package} is unverified: {verification.detail}",)

@@ -27,7 +27,6 @@ from partita.library.engine.requests import (
     with_seeds,
 )
 from partita.library.generation import Generation, Progress, sampling_options
-from partita.library.notes import chunk_ignored
 from partita.library.report import Report
 from partita.observations.records import ChainEntry
 from partita.options.fields import check_value
@@ -398,3 +397,10 @@ def request(model: Model, given: RequestOptions) -> Work:
         model.folder, given.stop, given.stop_token_ids, model.vocab_size, has_text=text is not None
     )
     return Work(prompts[0], full, texts, tuple(sorted(ids)), given.logprobs, given.adapter)
+
+
+def chunk_ignored(requested: int | None, chunk: int) -> tuple[str, ...]:
+    """A note if the package does not support the requested prefill chunk. `chunk`: the supported one."""
+    if requested is None or requested == chunk:
+        return ()
+    return (f"`prefill_chunk={requested}` is ignored: this package prefills {chunk} prompt tokens per run",)

@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from partita.errors import PackageError
+from partita.errors import PackageError, UsageError
 from partita.foreign_paths import GENAI_CONFIG
 from partita.observations.text_format import listing
-from partita.options.fields import SamplingOption, check_fields
+from partita.options.fields import check_fields
 from partita.options.generation import GREEDY, sampling_options
 from partita.options.generation import Sampling as Sampling
 from partita.package.folder import GET_AGAIN
 from partita.remedies import FROM_CHECKPOINT, Remedy
-from partita.untrusted_files import is_number, read_json_value
+from partita.untrusted_files import read_json_value
 
 FILE = "generation_config.json"
 NEUTRAL: dict[str, Any] = {
@@ -61,15 +61,21 @@ def suggestion(folder: Path) -> Suggestion:
         if given.get(name, neutral) not in (neutral, None)
     )
     draws = given.get("do_sample") is True
-    found = {
-        name: _value(path, name, given.get(name), option)
+    values: dict[str, Any] = {
+        name: option.suggested if given.get(name) is None else given[name]
         for name, option in sampling_options()
         if draws or not option.sampling_only
     }
-    most = given.get("max_new_tokens")
-    if most is not None:
-        most = _whole(path, "max_new_tokens", most) or None
-    return Suggestion(**found, max_new_tokens=most, unknown=unknown)
+    try:
+        found = check_fields(Sampling(**values, max_new_tokens=given.get("max_new_tokens") or None))
+    except UsageError as error:
+        problem = error.message.replace("`", "")  # a setting of the file, not an option
+        raise PackageError(f"{problem}; correct it, or omit `sampling`", path=path) from error
+    off = {name: option.off_value for name, option in sampling_options()}
+    figures: dict[str, Any] = {
+        name: None if value == off.get(name) else value for name, value in found.figures().items()
+    }
+    return Suggestion(**figures, unknown=unknown)
 
 
 def _object(path: Path, remedy: Remedy) -> dict[str, Any] | None:
@@ -96,29 +102,6 @@ def _transformers_keys(path: Path, config: dict[str, Any]) -> dict[str, Any]:
         raise PackageError(f"{path}: damaged (its section 'search' is not an object)", remedy=GET_AGAIN)
     sampled = search.get("do_sample") is True and search.get("temperature") != 0 and search.get("top_k") != 1
     return {**search, "do_sample": sampled, "top_p": search.get("top_p") or None}
-
-
-def _value(path: Path, name: str, value: Any, option: SamplingOption) -> Any:
-    """The value of an option in the file; None for its neutral value. Raises PackageError."""
-    if value is None:
-        return option.suggested
-    limits = option.range
-    if not is_number(value) or (limits is not None and (value not in limits or value == limits.extra_value)):
-        raise _invalid(path, name, value)
-    found = _whole(path, name, value) if isinstance(option.off_value, int) else float(value)
-    return None if found == option.off_value else found
-
-
-def _whole(path: Path, name: str, value: Any) -> int:
-    """A number of the file that is an integer. Raises PackageError."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise _invalid(path, name, value)
-    return value
-
-
-def _invalid(path: Path, name: str, value: Any) -> PackageError:
-    message = f"{name} is {value!r}, which is not a valid sampling setting; correct it, or omit `sampling`"
-    return PackageError(message, path=path)
 
 
 MAX_NEW_TOKENS = 128

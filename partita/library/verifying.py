@@ -15,8 +15,7 @@ from partita.errors import PackageError, UsageError
 from partita.extras import explain
 from partita.files import temporary_directory
 from partita.library.api import QUIET, Audience
-from partita.library.chain import Target
-from partita.library.notes import not_used
+from partita.library.chain import Target, not_used
 from partita.library.place.probing import package_refused
 from partita.package.folder import Manifest
 from partita.package.records import Evaluation, Verification
@@ -119,8 +118,7 @@ def _reference_package(folder: Path, manifest: Manifest, reference: str, audienc
         from partita.export.verify import known_answer
         from partita.export.weights import memory_map
     except ImportError as error:
-        lacking = explain(error)
-        raise lacking if lacking is not None else error from error
+        raise explain(error) or error from error
     checkpoint = open_checkpoint(reference)
     _check_model(folder, manifest, checkpoint)
     graph = manifest.graph

@@ -8,7 +8,7 @@ import functools
 import math
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -155,26 +155,20 @@ class DescribedField:
         return bool(self.type == PathText)
 
 
-_DESCRIBED: dict[type[Any], tuple[DescribedField, ...]] = {}
-"""By dataclass."""
-
-
-def describe_fields(cls: type[Any]) -> tuple[DescribedField, ...]:
-    """The options of a dataclass, in their order, without the fields that have no `Option`."""
-    if cls not in _DESCRIBED:
-        _DESCRIBED[cls] = tuple(_descriptions(cls))
-    return _DESCRIBED[cls]
-
-
-def _descriptions(cls: type[Any]) -> Iterator[DescribedField]:
-    hints = get_type_hints(cls, include_extras=True)
+def _describe_fields(cls: type[Any]) -> tuple[DescribedField, ...]:
+    hints, described = get_type_hints(cls, include_extras=True), []
     for each in fields(cls):
         hint, found = hints[each.name], each.metadata.get("option")
         if get_origin(hint) is Annotated:
             hint, found = get_args(hint)
         if isinstance(found, Option):
             declaring = next(base for base in cls.__mro__ if each.name in vars(base).get("__annotations__", {}))
-            yield _describe(each, hint, found, found.group or vars(declaring).get("HELP_GROUP", ""))
+            described.append(_describe(each, hint, found, found.group or vars(declaring).get("HELP_GROUP", "")))
+    return tuple(described)
+
+
+describe_fields: Callable[[Any], tuple[DescribedField, ...]] = functools.cache(_describe_fields)
+"""The options of a dataclass, in their order, without the fields that have no `Option`."""
 
 
 def _describe(field: Field[Any], hint: Any, option: Option, group: str) -> DescribedField:
@@ -230,7 +224,10 @@ def _checked(each: DescribedField, value: Any) -> Any:
         _require(each, value, bool, "True or False")
     if each.type is str:
         _require(each, value, str, "a string")
-        return _chosen(each, value)
+        if each.option.choices and value not in each.option.choices:
+            allowed = ", ".join(each.option.choices)
+            only = f"the only value is {allowed}" if len(each.option.choices) == 1 else f"choose one of {allowed}"
+            raise UsageError(f"`{name}={value}`: {only}")
     if each.type not in (int, float):
         return value
     if isinstance(value, int) and value.bit_length() > MOST_BITS:
@@ -246,14 +243,6 @@ def _require(each: DescribedField, value: Any, kind: Any, words: str) -> None:
     """Raise UsageError for a value of another type."""
     if not isinstance(value, kind):
         raise UsageError(f"`{each.argument}` is {value!r}; it must be {words}")
-
-
-def _chosen(each: DescribedField, value: str) -> str:
-    choices = each.option.choices
-    if choices and value not in choices:
-        allowed = f"the only value is {choices[0]}" if len(choices) == 1 else f"choose one of {', '.join(choices)}"
-        raise UsageError(f"`{each.argument}={value}`: {allowed}")
-    return value
 
 
 def input_paths(options: Any) -> tuple[Path, ...]:

@@ -1,9 +1,7 @@
 """Options of sampling, of `generate`, `chat` and `serve`, and of the functions that generate."""
 
-import operator
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from types import NoneType
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from partita.options.fields import (
@@ -38,7 +36,7 @@ from partita.options.groups import (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SamplingValues:
     """Sampling options and the maximum number of new tokens."""
 
@@ -83,18 +81,12 @@ class SamplingValues:
         range=TOKENS,
     )
 
-    def __post_init__(self) -> None:
-        """Convert numbers of other libraries to Python numbers."""
-        for name, value in self.figures().items():
-            if hasattr(value, "ndim") or not isinstance(value, (int, float, NoneType)):
-                object.__setattr__(self, name, _number(value))
-
     def figures(self) -> dict[str, Any]:
         """The options as a dict."""
         return {each.name: getattr(self, each.name) for each in describe_fields(SamplingValues)}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Sampling(SamplingValues):
     """Sampling of a request. None: not set; then greedy, or the checkpoint's generation_config.json."""
 
@@ -110,13 +102,6 @@ class Sampling(SamplingValues):
         """These options, with those of `other` that are not set here."""
         given = {each.name: value for each in fields(self) if (value := getattr(self, each.name)) is not None}
         return replace(other, **given)
-
-
-def _number(value: Any) -> Any:
-    """A number of another library as a Python number; other values unchanged."""
-    if hasattr(value, "ndim") and hasattr(value, "tolist"):
-        return value.tolist()
-    return operator.index(value) if hasattr(value, "__index__") else value
 
 
 def sampling_options() -> Iterator[tuple[str, SamplingOption]]:
@@ -166,31 +151,11 @@ AdapterNames: TypeAlias = str | Sequence[str | None]
 """The name of an adapter for all prompts, or one for each; None: without."""
 
 
-@dataclass(frozen=True)
-class PromptArgument:
-    """The prompt of a request: a text, or token ids, also as an array."""
-
-    prompt: str | Sequence[int]
-
-
-@dataclass(frozen=True)
-class PromptsArgument:
-    """The prompts of a generation."""
-
-    prompts: Prompts
-
-
-@dataclass(frozen=True)
-class MessagesArgument:
-    """The messages of a chat."""
-
-    messages: Conversations
-
-
 @dataclass(frozen=True, kw_only=True)
-class RequestOptions(SamplingValues, PromptArgument):
-    """The arguments of `partita.request`."""
+class RequestOptions(SamplingValues):
+    """The arguments of `partita.request`. The prompt: a text, or token ids, also as an array."""
 
+    prompt: str | Sequence[int] = field(kw_only=False)
     sampling: Sampling | Literal["checkpoint"] | None = None
     stop: str | Sequence[str] = ()
     stop_token_ids: TokenIds | None = None
@@ -209,13 +174,17 @@ class GenerationOptions(BatchOptions, SamplingValues):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerateOptions(GenerationOptions, PromptsArgument):
+class GenerateOptions(GenerationOptions):
     """The arguments of `Model.generate`."""
+
+    prompts: Prompts = field(kw_only=False)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChatOptions(GenerationOptions, MessagesArgument):
+class ChatOptions(GenerationOptions):
     """The arguments of `Model.chat`."""
+
+    messages: Conversations = field(kw_only=False)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -59,7 +59,6 @@ class PlaceOptions(ForeignFolder, PlacementLimits, ProviderChain, ModelOptions):
     runs: int = option("Session runs per phase.", default=3, range=Range(1, 1000), group="Measurement")
     dry_run: DryRun = False
     device: Device = None
-    graph_capture: bool = option("Report whether CUDA graphs can be captured.", default=False, group=DRY_RUN)
     run_seconds: float | None = option(
         "Time limit for the runs of an ONNX file. Default: 120.",
         metavar="SECONDS",

@@ -29,7 +29,7 @@ from partita.package.records import (
     TargetRecord,
     Verification,
 )
-from partita.remedies import Remedy, is_lfs_pointer, lfs_pull, permission
+from partita.remedies import Remedy, is_lfs_pointer, lfs_pull
 from partita.untrusted_files import KINDS, irregular, kind_of, parsed_record, read_capped, read_json_value
 
 SCHEMA: Final = "partita.package/1"
@@ -376,7 +376,7 @@ def refuse_absent(path: Path) -> None:
 
 def unreadable(path: Path) -> PackageError:
     """The error for a file or folder of a package without read permission."""
-    return PackageError(f"{path}: permission denied", remedy=permission(path))
+    return PackageError(f"{path}: permission denied; make it, and its folder, readable")
 
 
 def path_inside(folder: Path, name: str) -> Path:

@@ -1,4 +1,4 @@
-"""Removes times and value-dependent sizes from the facts of a dry run; finds nodes that prevent graph capture.
+"""Removes times and value-dependent sizes from the facts of a dry run.
 
 In a dry run device memory reads as zeros, so computed values and sizes that depend on them are wrong.
 """
@@ -7,13 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from partita.diagnosis.graphs import CONTROL_FLOW
 from partita.diagnosis.session_index import SessionIndex
 from partita.observations.facts import RunFacts
-from partita.partition_reports.copies import is_memcpy
-from partita.partition_reports.groups import provider_of
-from partita.partition_reports.records import NodePlacement, Phase
-from partita.partition_reports.request_records import BlockingCause, BlockingNode
 from partita.partition_reports.timing import NodeTimes
 
 TIMING_NOTE = "no times: this was a dry run without a device"
@@ -97,36 +92,3 @@ def _tensors_of_unknown_size(index: SessionIndex) -> frozenset[str]:
         if node.op_type in BY_VALUES or unknown.intersection(node.inputs) or not sizes <= index.facts.constants:
             unknown.update(name for name in node.outputs if name and name not in index.facts.fixed_shapes)
     return frozenset(unknown)
-
-
-WHY: dict[BlockingCause, str] = {
-    "control_flow": "control flow: the host decides which subgraph runs",
-    "copy": "a copy between host and device waits for the host",
-    "other_provider": "it runs on another provider, so it cannot be captured",
-    "size": "the host reads the size of its output during the run",
-}
-
-
-def blocking_nodes(phase: Phase, device_provider: str) -> tuple[BlockingNode, ...]:
-    """Nodes of `phase` that block a capture on `device_provider`, in execution order."""
-    found = []
-    for node in phase.nodes:
-        cause = _cause_of(node, device_provider)
-        if cause is not None:
-            found.append(
-                BlockingNode(
-                    node=node.name, op_type=node.op_type, provider=provider_of(node), cause=cause, cause_text=WHY[cause]
-                )
-            )
-    return tuple(found)
-
-
-def _cause_of(node: NodePlacement, device_provider: str) -> BlockingCause | None:
-    """Why a node blocks the capture; None if it does not."""
-    if node.op_type in CONTROL_FLOW:
-        return "control_flow"
-    if is_memcpy(node):
-        return "copy"
-    if node.provider != device_provider:
-        return "other_provider"
-    return "size" if node.op_type in BY_VALUES else None

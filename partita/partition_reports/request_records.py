@@ -39,33 +39,6 @@ class ModelFacts(Record):
     inputs: tuple[ModelInput, ...]
 
 
-BlockingCause = Literal["control_flow", "copy", "other_provider", "size"]
-"""`control_flow`: the host selects a subgraph. `copy`: it waits for the host. `other_provider`: the node is on another
-provider. `size`: the host reads the size of an output."""
-
-
-class BlockingNode(Record):
-    """A node that prevents CUDA graph capture."""
-
-    node: str
-    op_type: str | None
-    provider: str
-    cause: BlockingCause
-    cause_text: str
-    """The cause as text."""
-
-
-class GraphCapture(Record):
-    """Whether the runs of a session can be captured into one CUDA graph."""
-
-    file: str
-    is_accepted: bool
-    evidence: str
-    """ONNX Runtime's message, or that it opened the session."""
-    blocking: tuple[BlockingNode, ...]
-    """Nodes that block the capture; in an accepted session they make the capture slow or its results wrong."""
-
-
 class DryRunFacts(Record):
     """The simulated device of a dry run, and the parts of the report that are not real."""
 
@@ -83,8 +56,6 @@ class DryRunFacts(Record):
     stub_build: str
     """Build of the stub libraries that the process loaded."""
     not_real: tuple[str, ...]
-    graph_capture: tuple[GraphCapture, ...] | None
-    """One per ONNX file; null if not requested."""
 
 
 class Request(Record):

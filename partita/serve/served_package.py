@@ -18,8 +18,7 @@ from partita.library.api import Audience
 from partita.library.chain import Target
 from partita.library.engine.base import Engine, ReportRequest, Restarts
 from partita.library.engine.requests import Ticket, Work, check_speculation
-from partita.library.loading import in_child, open_engine
-from partita.library.notes import opened_notes
+from partita.library.loading import in_child, open_engine, opened_notes
 from partita.library.run_report import limits_error
 from partita.library.sampling import Suggestion, suggestion
 from partita.observations.text_format import plural

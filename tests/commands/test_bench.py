@@ -176,7 +176,7 @@ def test_ctrl_c_prints_partial_result_and_ends_child_processes(package, capsys, 
     take_turn = benchmark.Race.run_round
 
     def interrupted(self: benchmark.Race, racer: benchmark.Racer, number: int) -> None:
-        if number == when and any(o.lane.round_results and o.lane.round_results[-1].round == when for o in self.racers):
+        if number == when and any(o.round_results and o.round_results[-1].round == when for o in self.racers):
             raise KeyboardInterrupt
         take_turn(self, racer, number)
 

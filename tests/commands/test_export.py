@@ -174,7 +174,7 @@ def test_export_progress_shows_named_stages(exporting, monkeypatch):
 def test_provider_options_reach_probes_over_stub_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     from partita.library.place import target
 
-    monkeypatch.setattr("partita.library.place.dry_run.dry_environment", lambda: ({}, "a GPU"))
+    monkeypatch.setattr("partita.providers.cuda_dry_run.stub_build.dry_environment", lambda: ({}, "a GPU"))
     found = target.find_target("cuda", {"cuda": {"device_id": "1"}}, default_allowed=False, libraries={})
     for probe in (found.ask, found.supports):
         assert isinstance(probe, partial) and dict(probe.args[0].options) == {"device_id": "1"}

@@ -14,9 +14,9 @@ from safetensors.numpy import load_file, save_file
 
 from partita.cli import run
 from partita.commands.chat import SCHEMA as SCHEMA_OF_CHAT
-from partita.library.conversation import Conversation
 from partita.library.engine.local import LocalEngine
 from partita.library.engine.requests import Ticket
+from partita.library.generation import Conversation
 from partita.runtime.generate.prefix_file import SCHEMA, read_content
 from partita.runtime.generate.prefixes import LEAST_TOKENS
 from tests.commands.test_chat import piped

@@ -97,8 +97,8 @@ def refused() -> str:
 def not_used() -> str:
     """The note on a provider of the chain that does not start."""
     from partita.commands.terminal import print_note, print_target_notes
+    from partita.library.chain import not_used as note_of
     from partita.library.chain import read_chain
-    from partita.library.notes import not_used as note_of
     from partita.providers.resolve import Resolution, parse_chain
     from partita.runtime.chain.provider_state import unavailable
 

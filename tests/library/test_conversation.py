@@ -10,15 +10,14 @@ import pytest
 
 from partita.errors import GenerationError
 from partita.library.chain import read_chain
-from partita.library.conversation import Conversation
 from partita.library.engine.local import LocalEngine
-from partita.library.engine.requests import Work
+from partita.library.generation import Conversation
 from partita.library.sampling import Sampling
 from partita.options.generation import BatchOptions
 from partita.options.groups import ProviderChain
 from partita.package.folder import read_manifest
 from partita.runtime.generate.loop import GenerationLoop
-from tests.runtime.handmade_packages import ALL, LENGTH, VOCAB, handmade, known_tokens
+from tests.runtime.handmade_packages import ALL, LENGTH, handmade, known_tokens
 
 ROLES = {"system": 61, "user": 62, "assistant": 63}
 END = 60
@@ -92,19 +91,6 @@ def test_every_turn_matches_full_prefill_of_conversation(talk, states, batch, fo
     changed = 3 + 1 if forgets else 0  # the answer without its first word, read once more
     assert read[0][0] == read[0][1]
     assert all(taken <= len([39, END, 62, 1, 2, 3, END, 63]) + changed for taken, _ in read[1:])
-
-
-def test_read_tokens_is_unaffected_by_prefix_copies_of_other_requests(talk):
-    conversation = talk(("key",), 3)
-    scheduler = conversation._engine
-    conversation.ask("7 8")
-    whole = len(conversation._ticket.work.prompt)
-    alike = tuple((7 * i + 3) % VOCAB for i in range(20))
-    others = [scheduler.submit(Work((*alike, end), Sampling(temperature=0.0, max_new_tokens=2))) for end in (1, 2)]
-    conversation.finish()
-    while any(other.state != "finished" for other in others):
-        scheduler.step()
-    assert sum(other.copied_tokens for other in others) >= len(alike) - 1 and conversation.read_tokens == whole
 
 
 def test_reset_restores_or_replaces_system_message(talk):

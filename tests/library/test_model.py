@@ -16,7 +16,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import partita
@@ -64,25 +63,11 @@ def test_steps_add_up_to_completion(model):
     assert answer.text == model.decode(answer.tokens)
 
 
-def test_token_ids_accept_lists_tuples_and_arrays(model):
-    expected = tokens(model)
-    for prompt in (tuple(PROMPT), [PROMPT], np.array(PROMPT), np.array([PROMPT])):
-        assert tokens(model, prompt) == expected
-    assert tokens(model, model.decode(PROMPT)) == tokens(model, model.encode(model.decode(PROMPT)))
-
-
 def test_stop_token_is_in_tokens_but_not_in_text(model):
     whole = model.generate(PROMPT, max_new_tokens=1, stop_token_ids=()).run()
     assert whole.text, "it has a text"
     cut = model.generate(PROMPT, max_new_tokens=N, stop_token_ids=whole.tokens[0]).run()
     assert (cut.tokens, cut.finish_reason, cut.text) == (whole.tokens, "stop", "")
-
-
-def test_drawn_seed_is_reported_and_reproduces_tokens(model):
-    generation = model.generate(PROMPT, max_new_tokens=N, temperature=1.0).run()
-    seed = generation.results[0].sampling.seed
-    assert seed is not None
-    assert model.generate(PROMPT, max_new_tokens=N, temperature=1.0, seed=seed).run().tokens == generation.tokens
 
 
 def test_sampling_options_apply_per_row(pair):
@@ -113,14 +98,6 @@ def test_chat_renders_messages_with_template(model):
     assert model.chat("the list", max_new_tokens=2).run().tokens == (
         model.chat([messages[1]], max_new_tokens=2).run().tokens
     )
-
-
-def test_chat_accepts_a_conversation_per_row(pair):
-    with partita.load(pair, providers="cpu") as model:
-        said = [[{"role": "user", "content": text}] for text in ("the list", "the given item")]
-        together = model.chat(said, max_new_tokens=3).run()
-        assert together.tokens == model.chat(["the list", "the given item"], max_new_tokens=3).run().tokens
-        assert model.chat(said[0], max_new_tokens=3).run().tokens == together.tokens[:1]
 
 
 def test_model_attributes_describe_package_and_chain(model, package):
@@ -193,14 +170,6 @@ def test_partita_profiles_variable_saves_onnx_runtime_profiles(package, tmp_path
         other.report()
     (profile,) = (tmp_path / "profiles").iterdir()
     assert any(event.get("cat") == "Node" for event in json.loads(profile.read_text()))
-
-
-def test_profiles_path_must_be_a_folder(package, tmp_path, monkeypatch):
-    (tmp_path / "profiles").write_text("")
-    monkeypatch.setenv("PARTITA_PROFILES", str(tmp_path / "profiles"))
-    for process in ("this", "child"):
-        with pytest.raises(UsageError, match="profiles: not a folder; name a writable folder"):
-            partita.load(package, providers="cpu", process=process)
 
 
 def test_report_marks_profiled_runs_of_earlier_generation(package):
@@ -294,13 +263,6 @@ def test_threads_sharing_a_model_get_complete_results(package, process):
     assert not wrong
 
 
-def test_report_during_generation_does_not_end_it(model):
-    generation = model.generate(PROMPT, max_new_tokens=N, stop_token_ids=())
-    next(generation)
-    assert model.report().totals.finish_reason == "interrupted"
-    assert generation.run().finish_reason == "length" and len(generation.tokens[0]) == N
-
-
 def test_run_error_appears_in_report(model, monkeypatch):
     generation = model.generate(PROMPT, max_new_tokens=N)
     next(generation)
@@ -321,14 +283,6 @@ def test_stop_token_ids_must_be_in_vocabulary(model, ids):
     with pytest.raises(partita.ArgumentError, match=rf"stop_token_ids has {ids[-1]}; the vocabulary has ids 0 to"):
         model.generate(PROMPT, stop_token_ids=ids)
     assert model.generate(PROMPT, max_new_tokens=1, stop_token_ids=[model.vocab_size - 1]).run().tokens
-
-
-def test_report_before_generation_raises_report_error(model):
-    with pytest.raises(partita.ReportError, match="nothing has been generated"):
-        model.report()
-    model.generate(PROMPT)
-    with pytest.raises(partita.ReportError, match="nothing has been generated"):
-        model.report()
 
 
 def test_close_frees_session_and_ends_generation(package):
@@ -460,12 +414,6 @@ def test_invalid_generate_argument_raises_argument_error(model, arguments, says)
     assert isinstance(caught.value, ValueError) and isinstance(caught.value, TypeError)
 
 
-@pytest.mark.parametrize("token", [-1, 10**30])
-def test_decode_rejects_invalid_token_ids(model, token):
-    with pytest.raises(partita.ArgumentError, match=f"tokens has {token}; the vocabulary has ids 0 to"):
-        model.decode([5, token])
-
-
 def test_errors_pickle_and_copy_with_all_fields(model):
     """A process pool breaks on an exception that cannot be unpickled."""
     with pytest.raises(partita.GenerationError) as too_many:
@@ -478,15 +426,6 @@ def test_errors_pickle_and_copy_with_all_fields(model):
             assert type(again) is type(error) and str(again) == str(error) and again.args == error.args
             assert (again.message, again.path, again.remedy) == (error.message, error.path, error.remedy)
     assert pickle.loads(pickle.dumps(failed.value)).result == failed.value.result
-
-
-@pytest.mark.parametrize(
-    ("messages", "says"),
-    [([], "messages is empty"), ([{"role": "user"}], "a message is"), (7, "messages is of type int")],
-)
-def test_invalid_messages_raise_argument_error(model, messages, says):
-    with pytest.raises(partita.ArgumentError, match=says):
-        model.chat(messages)
 
 
 @pytest.mark.parametrize(
@@ -566,45 +505,6 @@ def test_closed_model_stops_generate_file_and_rerun_resumes(tiny_checkpoint, exp
     assert (done.rows, done.errors, done.resumed) == (5, 0, 1)
 
 
-def test_eos_token_outside_vocabulary_is_not_a_row_error(tiny_checkpoint, exported, tmp_path):
-    source, out = tmp_path / "in.txt", tmp_path / "out.jsonl"
-    folder = Path(shutil.copytree(tiny_checkpoint("llama"), tmp_path / "checkpoint"))
-    said = json.loads((folder / "generation_config.json").read_text())
-    (folder / "generation_config.json").write_text(json.dumps({**said, "eos_token_id": [2, 99_999_999, -1]}))
-    source.write_text("return the\n")
-    with partita.load(exported(folder), "cpu") as model:
-        done = partita.generate_file(model, source, out, max_new_tokens=2)
-    assert (done.rows, done.errors) == (1, 0)
-
-
-def test_generate_file_with_chat_requires_chat_template(tiny_checkpoint, exported, tmp_path):
-    source, out = tmp_path / "in.txt", tmp_path / "out.jsonl"
-    folder = Path(shutil.copytree(tiny_checkpoint("llama"), tmp_path / "checkpoint"))
-    (folder / "chat_template.jinja").unlink()
-    source.write_text("return the\n")
-    with partita.load(exported(folder), "cpu") as model:
-        for how in ({"chat": True}, {"system": "be brief"}):
-            with pytest.raises(partita.ArgumentError, match="needs a chat template"):
-                partita.generate_file(model, source, out, **how)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint", "in.txt"]
-
-
-def test_progress_callback_exception_propagates_unchanged(package, tmp_path):
-    class EnoughError(Exception):
-        pass
-
-    def progress(*far):
-        raise EnoughError("of it") from KeyError("why")
-
-    source, out = tmp_path / "in.txt", tmp_path / "out.jsonl"
-    source.write_text("return the\n")
-    with partita.load(package, "cpu") as model:
-        with pytest.raises(EnoughError, match="of it") as caught:
-            partita.generate_file(model, source, out, max_new_tokens=2, progress=progress)
-        assert isinstance(caught.value.__cause__, KeyError)
-        assert partita.generate_file(model, source, out, max_new_tokens=2).rows == 1, "and the run goes on"
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork on this system")
 @pytest.mark.parametrize("process", ["this", "child"])
 def test_forked_model_raises_and_parent_continues(package, process):
@@ -651,22 +551,6 @@ def test_tokenizer_exception_becomes_generation_error(model, monkeypatch):
         generation.run()
     assert generation.finished and generation.tokens == before and generation.finish_reason == "error"
     assert list(generation) == []
-
-
-def test_report_after_save_prefix_raises_report_error(model, tmp_path):
-    generation = model.generate(PROMPT, max_new_tokens=N, stop_token_ids=())
-    generation.run()
-    model.save_prefix(tmp_path / "prefix", PROMPT)
-    with pytest.raises(partita.ReportError, match="nothing to report"):
-        model.report(probe_seconds=0)
-
-
-def test_missing_logits_position_raises_generation_error(package, monkeypatch):
-    """Graphs of other exporters may compute logits of only the last token of a step."""
-    with partita.load(package, "cpu") as model:
-        monkeypatch.setattr("partita.runtime.generate.planner._logit_positions", lambda *given: (0,))
-        with pytest.raises(partita.GenerationError, match=r"computes logits at 0 of \d+ tokens .* a row ends at \d+"):
-            model.generate("return the value", max_new_tokens=2).run()
 
 
 # What a run over a file goes on with: only with what gives the same answers, in folders of other exporters too

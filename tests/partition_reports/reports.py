@@ -43,7 +43,6 @@ def dry_report() -> Report:
         cuda_version="13.0",
         stub_build="ab" * 32,
         not_real=("time",),
-        graph_capture=None,
     )
     return pages.mixed_report().model_copy(update={"dry_run": played})
 

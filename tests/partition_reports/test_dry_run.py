@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 
 from partita.observations.facts import GraphNode, PortFact
-from partita.partition_reports.dry_run import blocking_nodes
-from partita.partition_reports.request_records import DryRunFacts, GraphCapture, ModelFacts, ModelInput
+from partita.partition_reports.request_records import DryRunFacts, ModelFacts, ModelInput
 from tests.partition_reports.samples import (
     GPU,
     GPU_CHAIN,
@@ -17,7 +16,6 @@ from tests.partition_reports.samples import (
     event,
     failed,
     mixed_facts,
-    mixed_session,
     phase_of,
     report_of,
     run_facts,
@@ -37,7 +35,6 @@ PLAYED = DryRunFacts(
     cuda_version="13.0",
     stub_build="0123456789abcdef",
     not_real=("values", "times"),
-    graph_capture=None,
 )
 MODEL = ModelFacts(
     file="m.onnx",
@@ -170,27 +167,3 @@ def test_dry_run_banner_names_device_and_text_has_no_times():
         assert word in text
     for word in ("tok/s", "first token", " ms", "share", "host time per"):
         assert word not in text
-
-
-def test_nodes_blocking_graph_capture_have_a_cause():
-    session = mixed_session()
-    phase = phase_of(report_of(run_facts(session), GPU_CHAIN), "decode")
-    found = {entry.node: entry.cause for entry in blocking_nodes(phase, GPU)}
-    assert found["Memcpy"] == "copy" and found["model.layers.0.self_attn/Det"] == "other_provider"
-    assert "lm_head/MatMul" not in found
-    loop = phase.model_copy(update={"nodes": (phase.nodes[0].model_copy(update={"op_type": "Loop"}),)})
-    assert [entry.cause for entry in blocking_nodes(loop, GPU)] == ["control_flow"]
-    sized_late = phase.model_copy(update={"nodes": (phase.nodes[0].model_copy(update={"op_type": "NonZero"}),)})
-    assert [entry.cause for entry in blocking_nodes(sized_late, GPU)] == ["size"]
-
-
-def test_text_view_shows_refused_graph_capture_and_blocking_nodes():
-    phase = phase_of(report_of(mixed_facts(), GPU_CHAIN), "decode")
-    refused = GraphCapture(
-        file="model.onnx", is_accepted=False, evidence="it said no", blocking=blocking_nodes(phase, GPU) * 3
-    )
-    played = PLAYED.model_copy(update={"graph_capture": (refused,)})
-    text = shown(report_of(replace(mixed_facts(), finish_reason=None), GPU_CHAIN, device=played))
-    assert "CUDA graph capture of model.onnx: REFUSED\n" in text and "evidence: it said no" in text
-    words = " ".join(text.split())
-    assert "nodes block capture: " in words and "model.layers.0.self_attn/Det (Det on CPU)" in words

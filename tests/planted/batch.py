@@ -33,7 +33,7 @@ WORKER = "partita.runtime.worker"
 IN_PLACING = (
     f"{WORKER}.child",
     "partita.library.engine.jobs",
-    "partita.library.place.dry_run",
+    "partita.library.place.placement",
     "partita.library.place.place_run",
     "numpy.random",
     "partita.diagnosis.explanation",

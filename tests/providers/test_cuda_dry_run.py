@@ -383,21 +383,6 @@ def test_nonzero_output_is_empty_on_stubs(place: Callable[..., Any]):
     assert place(nodes, {"x": [4, 8]})["shapes"] == [[2, 0]]
 
 
-def test_graph_capture_succeeds_with_every_node_on_cuda(place: Callable[..., Any]):
-    told = place(
-        [node("MatMul", ["x", "w"], ["y"], "product")],
-        {"x": [4, 8]},
-        options={"enable_cuda_graph": "1"},
-        w=ones(8, 8),
-    )
-    assert told["captured"]
-
-
-def test_graph_capture_is_rejected_with_cpu_node(place: Callable[..., Any]):
-    told = place([node("Det", ["x"], ["y"], "determinant")], {"x": [8, 8]}, options={"enable_cuda_graph": "1"})
-    assert "all compute graph nodes have not been partitioned to the CUDAExecutionProvider" in told["error"]
-
-
 def test_weights_above_device_memory_raise_onnxruntime_error(place: Callable[..., Any]):
     small = Device("small", "small", (9, 0), 1 << 20, 1, 1, 1, (1, 1))
     told = place([node("MatMul", ["x", "w"], ["y"], "product")], {"x": [1, 1024]}, on=small, w=ones(1024, 2048))

@@ -54,7 +54,7 @@ def test_empty_folder_gives_default_suggestion(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("search", "said"),
     [
-        ({**DRAWS, "top_p": 3}, r"genai_config\.json: top_p is 3, which is not a valid sampling setting"),
+        ({**DRAWS, "top_p": 3}, r"genai_config\.json: top_p is 3; it must be above 0"),
         ([1], r"genai_config\.json: damaged \(its section 'search' is not an object\); download the folder again"),
     ],
     ids=str,

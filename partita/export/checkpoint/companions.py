@@ -19,7 +19,7 @@ from partita.export.checkpoint.weight_files import few, unreadable
 from partita.export.trace.fake_model import quiet, translate_errors
 from partita.export.verify.known_answer import PROMPT_TEXT
 from partita.package.folder import TokenizerKind
-from partita.tokenizer_limits import load_full
+from partita.untrusted_files import load_full
 
 Reader = Callable[[Path], frozenset[int]]
 """Returns the stop token ids of a folder, as `generate` does. Raises PackageError."""

@@ -21,7 +21,7 @@ from partita import dtypes
 from partita.errors import CheckpointError
 from partita.export.weights import CHECKPOINT, of_torch
 from partita.export.weights.origins import Reader, Region, TensorInfo
-from partita.remedies import is_lfs_pointer, lfs_pull, permission
+from partita.remedies import is_lfs_pointer, lfs_pull
 from partita.untrusted_files import check_size, irregular
 
 FLOATS = {dtypes.dtype_named(name).safetensors: name for name in CHECKPOINT}
@@ -75,8 +75,7 @@ def refuse_pointer(path: Path) -> None:
 def unreadable(error: OSError, path: Path) -> CheckpointError:
     """The error for an unreadable file or folder: the path of `error`, else `path`."""
     where = Path(error.filename) if isinstance(error.filename, str) else path
-    remedy = permission(where) if isinstance(error, PermissionError) else None
-    return CheckpointError(f"cannot be read ({error.strerror or error})", path=where, remedy=remedy)
+    return CheckpointError(f"cannot be read ({error.strerror or error})", path=where)
 
 
 def find_tensors(folder: Path) -> tuple[dict[str, TensorInfo], tuple[str, ...]]:

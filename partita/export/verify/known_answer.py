@@ -39,7 +39,7 @@ from partita.observations.text_format import human_bytes
 from partita.package.folder import KNOWN_ANSWER, Manifest
 from partita.process import free_bytes, give_back
 from partita.signals import received_signal
-from partita.tokenizer_limits import load_full
+from partita.untrusted_files import load_full
 
 Result = TypeVar("Result")
 Prefilled = tuple[torch.Tensor, dict[str, Any]]

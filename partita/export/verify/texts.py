@@ -13,7 +13,7 @@ import numpy.typing as npt
 from partita.errors import PartitaError, UsageError
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.trace.fake_model import quiet, translate_errors
-from partita.tokenizer_limits import load_full
+from partita.untrusted_files import load_full
 
 WINDOW_TOKENS = 512
 MOST_BYTES = 4 << 20

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -27,7 +26,6 @@ from partita.export.weights.origins import Origin, TensorInfo
 from partita.export.weights.sources import StoredPart, WeightSource, checkpoint_weight, weight_part
 from partita.observations.text_format import human_bytes, plural
 from partita.package.folder import WEIGHTS
-from partita.remedies import fix_for
 
 COMPUTED_IN = frozenset(to_ir(name) for name in COMPUTING)
 INLINE_BYTES = 1024
@@ -223,10 +221,8 @@ def write_data(models: Sequence[ir.Model], folder: Path, stage: Stage) -> DataFi
 
 def translate_space(error: OSError, folder: Path) -> PartitaError:
     """The error for an OSError while the package in `folder` is written, in one line."""
-    if remedy := fix_for(error, "", folder.parent):
-        where = error.filename or tempfile.tempdir or "TMPDIR"
-        return ResourceError(f"{where}: cannot write a temporary file ({error.strerror or error}); {remedy}")
     if error.errno in SPACE_ERRORS:
-        return ResourceError(f"{folder.parent}: no space left while writing the package; free some and export again")
+        place = f"{folder.parent}: no space left while writing the package"
+        return ResourceError(f"{place}; free some there, and in the temporary folder (TMPDIR), and export again")
     where = error.filename if isinstance(error.filename, str) else folder.parent
     return ResourceError(f"{where}: {error.strerror or error}; the package was not written")

@@ -32,8 +32,8 @@ from partita.library.batches.batch_run import run_rows
 from partita.library.batches.journal import contents_hash
 from partita.library.batches.rows import AnswerRow, InputRow, RowDefaults, check_defaults
 from partita.library.chain import read_chain
-from partita.options.generation import BatchOptions
-from partita.options.groups import ProviderChain
+from partita.options.fields import group
+from partita.options.generation import BatchOptions, GenerateCommand
 from partita.package.folder import Manifest
 from partita.providers.resolve import parse_chain
 from partita.remedies import Remedy
@@ -58,14 +58,9 @@ ROW, RESULT = "row", "result"
 class Setup:
     """Settings of every worker. Paths are equal on every machine; relative ones begin at `folder`."""
 
-    package: Path
+    options: GenerateCommand
     contents: str
     """Result of `contents_of` for the package."""
-    chain: ProviderChain
-    choice: Choice
-    batch: BatchOptions
-    graph_capture: bool = False
-    token_ids: bool = False
     folder: Path = field(default_factory=Path.cwd)
 
 
@@ -92,15 +87,16 @@ class Worker:
 
         with suppress(OSError):  # not on this machine: the paths are absolute then, or the package is not found
             os.chdir(setup.folder)
-        folder, choice = setup.package, setup.choice
+        options = setup.options
+        folder, choice = Path(options.package), Choice.of(options)
         manifest = open_folder(folder, choice)
         if contents_of(folder, manifest) != setup.contents:
             message = "the worker has another package or another version of Partita than the command"
             raise PackageError(f"{message}; install the same version, and share the package folder", path=folder)
-        target = read_chain(setup.chain, graph_capture=setup.graph_capture)
+        target = read_chain(options, graph_capture=options.graph_capture)
         model = Model(open_engine(folder.absolute(), manifest, target, choice, observe=False, process="this"))
-        engine = model.scheduler(**asdict(setup.batch))
-        text = None if setup.token_ids else model.tokenizer
+        engine = model.scheduler(**asdict(group(options, BatchOptions)))
+        text = None if options.token_ids else model.tokenizer
         check_defaults(defaults, text)
         self._answers = partial(run_rows, defaults=defaults, engine=engine, text=text, vocab_size=model.vocab_size)
 
@@ -118,24 +114,16 @@ class Worker:
 
 
 def answer_on_cluster(
-    rows: Iterator[InputRow],
-    defaults: RowDefaults,
-    *,
-    address: str,
-    setup: Setup,
-    slots: int,
-    count: int,
-    workers: int | None = None,
+    rows: Iterator[InputRow], defaults: RowDefaults, *, setup: Setup, slots: int, count: int
 ) -> Iterator[AnswerRow]:
-    """Answers of workers on the cluster at `address` (auto, local, or HOST:PORT), as blocks finish; for `run_file`.
+    """Answers of workers on the cluster of `--address`, as blocks finish; for `run_file`.
 
-    `slots`: batch size of the package. `count`: rows of the prompt file. `workers`: None: one per GPU if the chain
-    begins with a GPU provider, else one per machine. Raises UsageError without a cluster, errors of a worker's package
-    or provider, and ProviderError if Ray fails.
+    `slots`: batch size of the package. `count`: rows of the prompt file. Raises UsageError without a cluster, errors of
+    a worker's package or provider, and ProviderError if Ray fails.
     """
-    with connect_ray(address) as ray:
+    with connect_ray(setup.options.address or "auto") as ray:
         try:
-            for block in _results(ray, rows, defaults, setup, slots, count, workers):
+            for block in _results(ray, rows, defaults, setup, slots, count):
                 found = pickle.loads(block)
                 if isinstance(found, PartitaError):
                     raise found
@@ -147,13 +135,7 @@ def answer_on_cluster(
 
 
 def _results(
-    ray: Any,
-    rows: Iterator[InputRow],
-    defaults: RowDefaults,
-    setup: Setup,
-    slots: int,
-    count: int,
-    workers: int | None,
+    ray: Any, rows: Iterator[InputRow], defaults: RowDefaults, setup: Setup, slots: int, count: int
 ) -> Iterator[bytes]:
     """The pickled result of each block of rows."""
     import pyarrow
@@ -161,7 +143,7 @@ def _results(
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.max_errored_blocks = -1  # for blocks whose workers died; other errors come as results
-    actors, threads, gpus = _shares(ray, workers, setup.chain)
+    actors, threads, gpus = _shares(ray, setup.options)
     size = max(LEAST_BLOCK, BLOCK_TURNS * slots, math.ceil(count / MOST_BLOCKS))
     size = max(1, min(size, count // (2 * actors)))  # so that every worker gets blocks of a short file
     blocks = []
@@ -173,7 +155,7 @@ def _results(
         warnings.simplefilter("ignore")  # Ray 2.64 renames max_task_retries; the extra allows earlier versions
         results = ray.data.from_arrow_refs(blocks).map_batches(
             Worker,
-            fn_constructor_args=(replace(setup, chain=replace(setup.chain, threads=threads)), defaults),
+            fn_constructor_args=(replace(setup, options=replace(setup.options, threads=threads)), defaults),
             batch_size=None,
             batch_format="pyarrow",
             compute=ray.data.ActorPoolStrategy(size=min(actors, len(blocks))),
@@ -228,13 +210,14 @@ def connect_ray(address: str) -> Iterator[Any]:
             ray.shutdown()
 
 
-def _shares(ray: Any, workers: int | None, chain: ProviderChain) -> tuple[int, int, int]:
-    """Number of workers, and the threads and GPUs of each."""
-    named = chain.providers
+def _shares(ray: Any, options: GenerateCommand) -> tuple[int, int, int]:
+    """Number of workers, and the threads and GPUs of each. Default: a worker per GPU if the chain begins with a GPU
+    provider, else one per machine."""
+    named = options.providers
     leads = isinstance(named, str) and "CUDA_VISIBLE_DEVICES" in parse_chain(named)[0].variables
     on_gpu = leads and ray.cluster_resources().get("GPU", 0) >= 1
     nodes = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
     nodes = [cpus for cpus in nodes if cpus] or [1]
-    count = workers or (int(ray.cluster_resources()["GPU"]) if on_gpu else len(nodes))
-    threads = chain.threads or max(1, min(nodes) // math.ceil(count / len(nodes)))
+    count = options.workers or (int(ray.cluster_resources()["GPU"]) if on_gpu else len(nodes))
+    threads = options.threads or max(1, min(nodes) // math.ceil(count / len(nodes)))
     return count, threads, int(on_gpu)

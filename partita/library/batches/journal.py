@@ -11,7 +11,6 @@ import filecmp
 import hashlib
 import json
 import os
-import time
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -29,8 +28,6 @@ from partita.package.folder import COMPANIONS, Manifest, sha256_of
 SCHEMA = "partita.batch/1"
 START = json.dumps({"schema": SCHEMA})[:-1].encode()
 """Beginning of the first line."""
-SYNC_SECONDS = 5.0
-"""Seconds between syncs to disk: a power failure costs these answers, the end of the process none."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 GOES_ON = "the answers so far are kept there; run the same command again to continue"
 ANSWER = TypeAdapter(AnswerRow)
@@ -65,7 +62,6 @@ class Journal:
         self._places = array("q", [-1]) * rows
         """Byte offset of each row's line; -1: no answer yet."""
         self._done = self._end = 0
-        self._synced = time.monotonic()
         self._file = _locked(self.path)
         try:
             self._read(json.loads(json.dumps(run)))
@@ -93,16 +89,6 @@ class Journal:
         if answer.index in self:
             return
         self._note(answer, self._write(answer.to_line()))
-        if time.monotonic() - self._synced > SYNC_SECONDS:
-            self.sync()
-
-    def sync(self) -> None:
-        """Sync the journal to disk. Raises ResourceError; file servers report a full disk here."""
-        try:
-            os.fsync(self._file.fileno())
-        except OSError as error:
-            raise _cannot_write(self.path, error) from error
-        self._synced = time.monotonic()
 
     def publish(self, write: Callable[[IO[bytes], Iterator[bytes]], object]) -> None:
         """Write the answers to the output atomically, and remove the journal.
@@ -110,7 +96,6 @@ class Journal:
         `write(file, lines)` writes answer lines in the output's format. Raises UsageError if another program has
         created the output, ResourceError for a full disk.
         """
-        self.sync()
         target = resolve_path(self.output)
         # One temporary name per journal, so that a killed run's file is overwritten; short, because the output's name
         # may already have the maximum length.
@@ -135,13 +120,8 @@ class Journal:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if self._file.closed:
-            return
         if error is not None and not self._done:
             self._remove()
-            return
-        with suppress(ResourceError):
-            self.sync()
         self._file.close()
 
     def _read(self, run: dict[str, Any]) -> None:

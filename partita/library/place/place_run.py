@@ -8,13 +8,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from partita.check.requirements import Limits
-from partita.errors import PartitaError
+from partita.errors import PartitaError, ProviderError
 from partita.foreign.folder import Choice, open_folder
 from partita.foreign.model_package import choose_variant, is_folder
 from partita.library.api import QUIET, Audience
 from partita.library.chain import Target
 from partita.library.engine.jobs import NONE_CRASHED, Crashed
-from partita.library.place.dry_run import check_dry_run, dry_run_facts, with_capture
 from partita.library.place.probing import decode_sizes, explain_refusal, with_probes
 from partita.library.run_report import option_texts, report_run
 from partita.observations.names import EXPERIMENTS
@@ -22,7 +21,7 @@ from partita.observations.records import PackageFacts
 from partita.options.placement import PlaceOptions
 from partita.package.folder import sha256_of
 from partita.partition_reports.records import Report
-from partita.partition_reports.request_records import ModelFacts, ModelInput, Request
+from partita.partition_reports.request_records import DryRunFacts, ModelFacts, ModelInput, Request
 from partita.runtime.chain.advice import package_facts
 from partita.runtime.chain.open_chain import ChainError, chain_entry
 from partita.runtime.chain.pins import parse_pins
@@ -47,6 +46,16 @@ NO_EXPERIMENTS = "no experiments were made: native code crashed in them as well"
 FAILED_DRY = (
     "a failed run is no evidence in a dry run: values computed on the device read as zeros; sizes known "
     "only from a run are missing; all decisions before the run are valid"
+)
+
+OVER_THE_GRAPH = frozenset({"subgraph_rejected", "dynamic_shape"})
+"""Reasons for leaving out a provider that does start; explained in the report."""
+NOT_REAL = (
+    "values: device memory reads as zeros, so outputs are meaningless",
+    "times: nothing is computed on a device, so there are none",
+    "sizes that depend on values: unknown, and marked so",
+    "memory use, and everything that depends on free memory",
+    "the device profile: it sets device properties, which have not been seen to change the placement",
 )
 
 
@@ -108,10 +117,45 @@ def place(
         device=device,
     )
     if device is not None:
-        if options.graph_capture:
-            report = with_capture(report, opened.placed.resolutions, opened.models, options.threads)
         check_dry_run(report, started=not crashed)
     return report, error
+
+
+def dry_run_facts(name: str | None) -> DryRunFacts:
+    """The simulated device and its libraries. Raises ProviderError when this process has no stub libraries."""
+    from partita.providers.cuda_dry_run.devices import DEFAULT_DEVICE, device
+    from partita.providers.cuda_dry_run.stub_build import (
+        CUDA_VERSION_TEXT,
+        ensure_child,
+        provider_library,
+        runtime_version,
+    )
+
+    build, library, simulated = ensure_child(), provider_library(), device(DEFAULT_DEVICE if name is None else name)
+    return DryRunFacts(
+        device=simulated.key,
+        device_name=simulated.name,
+        compute_capability=".".join(map(str, simulated.capability)),
+        memory_bytes=simulated.memory_bytes,
+        multiprocessors=simulated.multiprocessors,
+        provider_library=library.name,
+        onnxruntime_version=runtime_version(library),
+        cuda_version=CUDA_VERSION_TEXT,
+        stub_build=build,
+        not_real=NOT_REAL,
+    )
+
+
+def check_dry_run(report: Report, *, started: bool) -> None:
+    """Raise ProviderError when the stub libraries were not used; with `started`, also when the provider is inactive."""
+    from partita.providers.cuda_dry_run.stub_build import ensure_child
+
+    ensure_child()
+    first = report.chain[0]
+    if started and first.status != "active" and first.reason not in OVER_THE_GRAPH:
+        raise ProviderError(
+            f"dry run: {first.provider} did not start over the stub libraries: {first.reason}: {first.evidence}"
+        )
 
 
 def _place_folder(options: PlaceOptions, where: OpenOptions, audience: Audience) -> _PlacedModel:

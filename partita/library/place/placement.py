@@ -18,6 +18,9 @@ from partita.options.placement import PlaceOptions
 from partita.partition_reports import records
 from partita.providers.cuda import PROVIDER as CUDA
 
+DRY_RUN_SECONDS = 1800.0
+"""Time limit of a dry run, which may load and optimise a large model."""
+
 
 class PlacementError(PartitaError):
     """The model was placed, but a run failed. `report` has the placement; the cause is the error of the run."""
@@ -60,9 +63,8 @@ def read_place(options: PlaceOptions) -> Target:
     else:
         choice = Choice.of(options)
         (replace(choice, variant=None) if Path(options.model).is_dir() else choice).refuse_for_file()
-    for name in ("device", "graph_capture"):
-        if getattr(options, name) and not options.dry_run:
-            raise UsageError(f"`{name}` requires a dry run; add `dry_run=True`")
+    if options.device is not None and not options.dry_run:
+        raise UsageError("`device` needs a dry run; add `dry_run=True`")
     if options.dry_run and options.providers is None:
         raise UsageError("`dry_run=True` needs `providers=cuda`, or cuda,cpu: only CUDA can be placed without a device")
     target = read_chain(options)
@@ -85,9 +87,9 @@ def place_model(
     """
     environment, timeout = None, None
     if options.dry_run:
-        from partita.library.place.dry_run import SECONDS, dry_environment
+        from partita.providers.cuda_dry_run.stub_build import dry_environment
 
-        (environment, _), timeout = dry_environment(options.device), SECONDS
+        (environment, _), timeout = dry_environment(options.device), DRY_RUN_SECONDS
     report, error = despite_crashes(
         target.chain,
         lambda crashed: run_job(

@@ -11,7 +11,6 @@ import partita
 from partita.errors import PackageError, ProviderError, UsageError
 from partita.library.api import QUIET, Audience, from_fields
 from partita.library.chain import read_chain
-from partita.library.place.dry_run import dry_environment
 from partita.machine import MachineReport
 from partita.messages import did_you_mean, nearest
 from partita.observations.text_format import listing
@@ -22,6 +21,7 @@ from partita.options.placement import SupportOptions
 from partita.package.folder import check_folder
 from partita.providers.base import Provider
 from partita.providers.cuda import PROVIDER as CUDA
+from partita.providers.cuda_dry_run.stub_build import dry_environment
 from partita.providers.generic import parse_libraries
 from partita.providers.resolve import Resolution, all_names, resolve_one
 from partita.support.records import ProviderFacts, SupportTable, Versions
@@ -184,7 +184,7 @@ def providers(options: ProvidersOptions) -> MachineReport:
     `provider_libraries`: files of plugin providers by name. `measure`: measure the rates of this machine, which takes
     ten seconds. Raises ArgumentError for an invalid library file.
     """
-    from partita.library.rates import here_rates, stored_rates
+    from partita.library.planning import here_rates, stored_rates
     from partita.runtime.machine import describe_machine
 
     found = describe_machine(parse_libraries(options.provider_libraries or {}, all_names()))

@@ -96,7 +96,7 @@ def _not_usable(
     """The target for a provider that does not run here: probed over stub libraries, default, or refused."""
     cause = f"{tried.reason}: {tried.evidence}"
     if provider is CUDA and tried.reason in ("library_missing", "device_missing", "version_mismatch"):
-        from partita.library.place.dry_run import dry_environment
+        from partita.providers.cuda_dry_run.stub_build import dry_environment
 
         try:
             environment, played = dry_environment()

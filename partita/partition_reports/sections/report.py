@@ -8,12 +8,12 @@ from dataclasses import replace
 
 from partita.errors import ReportError
 from partita.observations.records import ChainEntry
-from partita.observations.text_format import families, name_some, plural, short_provider
+from partita.observations.text_format import families, plural, short_provider
 from partita.partition_reports.groups import grouped
 from partita.partition_reports.outcome import headline, preferred_of
 from partita.partition_reports.records import FileNode, Report
 from partita.partition_reports.render.show import View, Views
-from partita.partition_reports.request_records import GraphCapture, ModelInput
+from partita.partition_reports.request_records import ModelInput
 from partita.partition_reports.sections import fallbacks, overview, phases, placement
 from partita.partition_reports.sections.model import (
     MOST,
@@ -51,22 +51,9 @@ def sources_section(report: Report) -> Section:
 
 
 def dry_run_section(report: Report) -> Section | None:
-    """The simulated device and nodes that block CUDA graph capture; None for a real device."""
+    """The simulated device; None for a real device."""
     device = report.dry_run
-    if device is None:
-        return None
-    captures = map(_capture, device.graph_capture or ())
-    return Section("dry_run", "Dry run", (pairs("The device", fields_of(device)), *captures))
-
-
-def _capture(verdict: GraphCapture) -> Group:
-    """Whether a session can be captured, and nodes that block it."""
-    outcome = "would be accepted" if verdict.is_accepted else "REFUSED"
-    blocks: list[Block] = [Line(verdict.evidence, "evidence")]
-    for cause, nodes in grouped(verdict.blocking, lambda node: node.cause_text).items():
-        names = name_some((f"{node.node} ({node.op_type} on {short_provider(node.provider)})" for node in nodes), MOST)
-        blocks.append(Line(f"{cause}: {names}", f"{plural(len(nodes), 'node')} block capture"))
-    return Group(f"CUDA graph capture of {verdict.file}: {outcome}", tuple(blocks))
+    return None if device is None else Section("dry_run", "Dry run", (pairs("The device", fields_of(device)),))
 
 
 def request_section(report: Report) -> Section:

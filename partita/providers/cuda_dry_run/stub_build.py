@@ -23,7 +23,7 @@ from pathlib import Path
 
 from partita.errors import ProviderError
 from partita.files import CACHE_VARIABLE, cache_folder
-from partita.providers.cuda_dry_run.devices import PREFIX, Device
+from partita.providers.cuda_dry_run.devices import DEFAULT_DEVICE, PREFIX, Device, device
 from partita.providers.cuda_dry_run.symbols import (
     COMMON,
     CUDA_MAJOR,
@@ -308,3 +308,9 @@ def _version_script(symbols: Mapping[str, str | None]) -> str:
         nodes.append(f"{version} {{ global: {' '.join(f'{name};' for name in sorted(names))}{hidden} }};".lstrip())
         hidden = ""
     return "\n".join(nodes) + "\n"
+
+
+def dry_environment(name: str | None = None) -> tuple[dict[str, str], str]:
+    """Environment of a process that simulates a GPU, and the name of the GPU. Raises ProviderError, UsageError."""
+    simulated = device(DEFAULT_DEVICE if name is None else name)
+    return child_environment(prepare(provider_library()), simulated, os.environ), simulated.name

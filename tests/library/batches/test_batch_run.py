@@ -169,20 +169,6 @@ def test_provider_error_stops_run_and_next_run_resumes(tmp_path, monkeypatch):
     file.check()
 
 
-def test_ctrl_c_preserves_completed_rows(tmp_path):
-    file = File(tmp_path)
-
-    def press(progress: Any) -> None:
-        if progress.done == 2:
-            raise KeyboardInterrupt
-
-    with opened(handmade(tmp_path / "p", batch=2)) as engine:
-        with pytest.raises(KeyboardInterrupt):
-            file.run(engine, press)
-        assert file.run(engine).resumed == 2
-    file.check()
-
-
 @pytest.mark.parametrize("change", ["grows", "other rows", "removed"])
 def test_input_change_during_run_prevents_output(tmp_path, change):
     file = File(tmp_path)

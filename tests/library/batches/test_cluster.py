@@ -22,7 +22,7 @@ import partita
 from partita.cli import run
 from partita.commands.batch import RowBar
 from partita.errors import GenerationError, PackageError
-from partita.foreign.folder import NO_CHOICE, open_folder
+from partita.foreign.folder import open_folder
 from partita.library.batches import cluster as cluster_module
 from partita.library.batches.batch_run import run_file
 from partita.library.batches.cluster import Setup, Worker, answer_on_cluster, contents_of
@@ -30,8 +30,7 @@ from partita.library.batches.journal import journal_path
 from partita.library.batches.prompt_files import scan_file
 from partita.library.batches.rows import RowDefaults
 from partita.library.sampling import Sampling
-from partita.options.generation import BatchOptions
-from partita.options.groups import ProviderChain
+from partita.options.generation import GenerateCommand
 from tests.conftest import REPOSITORY, Exported, TinyCheckpoint, require
 from tests.runtime.handmade_packages import handmade, known_tokens
 
@@ -76,15 +75,15 @@ class Files:
         assert index == len(self.rows) - 1 and not journal_path(self.out).exists()
 
     def setup(self) -> Setup:
-        manifest = open_folder(self.package)
-        chain = ProviderChain(providers="cpu", threads=1)
-        contents = contents_of(self.package, manifest)
-        return Setup(self.package, contents, chain, NO_CHOICE, BatchOptions(), token_ids=True)
+        options = GenerateCommand(
+            package=self.package, providers="cpu", threads=1, token_ids=True, address="local", workers=1
+        )
+        return Setup(options, contents_of(self.package, open_folder(self.package)))
 
     def answer(self, setup: Setup) -> None:
         rows = scan_file(self.source)
         defaults = RowDefaults(Sampling(temperature=0.0, max_new_tokens=20))
-        answer = partial(answer_on_cluster, address="local", setup=setup, slots=3, count=rows.rows, workers=1)
+        answer = partial(answer_on_cluster, setup=setup, slots=3, count=rows.rows)
         run_file(rows, self.out, answer, defaults, package="p", options={})
 
 

@@ -41,16 +41,12 @@ def test_row_options_override_defaults(text):
     assert plain == Work(tuple(text.encode("return the")), GREEDY, ("\n",), (2,))
     own = {"temperature": 0.5, "top_k": 4, "max_tokens": 3, "stop": "x", "stop_token_ids": [5], "logprobs": 2}
     work = asked({"prompt": "return the", **own}, text)
-    assert work.sampling == Sampling(0.5, 4, 1.0, 0.0, 1.0, 103, 3)
+    assert work.sampling == replace(GREEDY, temperature=0.5, top_k=4, seed=103, max_new_tokens=3)
     assert (work.stop, work.stop_ids, work.logprobs) == (("x",), (5,), 2)
     assert asked({"tokens": [4, 5]}, None, RowDefaults(GREEDY)).prompt == (4, 5)
     assert asked({"prompt": [4, 5]}, text).prompt == (4, 5), "token ids, as other programs have them"
     floats = asked({"tokens": [4.0, 5.0], "stop_token_ids": [2.0]}, text)
     assert (floats.prompt, floats.stop_ids) == ((4, 5), (2,)), "as tables with missing values have them"
-    with pytest.raises(UsageError, match="must be a list of token ids"):
-        asked({"tokens": [4.5]}, text)
-    with pytest.raises(UsageError, match="system cannot be put before token ids"):
-        asked({"tokens": [4, 5], "system": "Be terse"}, text)
 
 
 def test_check_defaults_rejects_prefix_of_text_without_tokenizer(text):
@@ -98,20 +94,16 @@ def test_sampled_rows_have_distinct_seeds(text):
         ({"prompt": "a", "tokens": [1]}, "has prompt and tokens"),
         ({"prompt": ""}, "the prompt is empty"),
         ({"prompt": 5}, "must be a string"),
-        ({"prompt": [1, "a"]}, "must be a list of token ids"),
-        ({"tokens": "1 2"}, "must be a list of token ids"),
-        ({"messages": []}, "messages is empty"),
+        ({"tokens": [4.5]}, "must be a list of token ids"),
+        ({"tokens": [4, 5], "system": "Be terse"}, "system cannot be put before token ids"),
         ({"messages": [{"role": "user"}]}, "role and content"),
         ({"messages": [[{"role": "user", "content": "a"}], [{"role": "user", "content": "b"}]]}, "a row has one"),
         ({"prompt": "a", "temperature": "hot"}, "`temperature` is 'hot'; it must be a number"),
         ({"prompt": "a", "stop": 3}, "stop is '3'"),
         ({"prompt": "a", "temperature": 1e-9}, "`temperature` is 1e-09; it must be 0 .greedy. or from 0.001 to 100"),
-        ({"prompt": "a", "stop": ["b", "x" * 4097]}, "`stop` has 4,097 characters"),
         ({"prompt": "a", "stop_token_ids": [VOCAB]}, "vocabulary"),
         ({"prompt": "a", "logprobs": 1000}, "logprobs is 1000"),
         ({"prompt": "a", "id": [1]}, "the id of a row"),
-        ({"tokens": b"a"}, "it must be a list of token ids"),
-        ({"prompt": "a", "stop_token_ids": b"a"}, "it must be a list of token ids"),
         ({"messages": "hello"}, "messages is 'hello'; it must be a list of objects"),
         ({"prompt": "a", "colour": 1, "size": 2}, "unknown field colour and size"),
     ],

@@ -34,7 +34,7 @@ def steps(engine: GenerationLoop, count: int = 99) -> None:
 def rows_join_and_end(engine: GenerationLoop) -> None:
     first = engine.add_request(Request(PROMPTS[0], greedy, 14))
     steps(engine, 8)
-    second = engine.add_request(Request(PROMPTS[1], make_sampler(Sampling(0.8, top_k=9, seed=3)), 9))
+    second = engine.add_request(Request(PROMPTS[1], make_sampler(Sampling(temperature=0.8, top_k=9, seed=3)), 9))
     steps(engine, 5)
     engine.release_row(first)
     third = engine.add_request(

@@ -23,8 +23,7 @@ from partita.runtime.generate.text.chat_templates import (
 from partita.runtime.generate.text.stop_strings import StopStrings
 from partita.runtime.ort.native_log import captured_output
 from partita.runtime.time_limit import LateError, in_time
-from partita.tokenizer_limits import REPEATED_GROUP, growth_of, load_full
-from partita.untrusted_files import check_size, read_capped, read_json_value
+from partita.untrusted_files import REPEATED_GROUP, check_size, growth_of, load_full, read_capped, read_json_value
 
 INCOMPLETE = "\ufffd"
 """The decoder's replacement for bytes of an incomplete character."""

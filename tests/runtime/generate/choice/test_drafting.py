@@ -73,7 +73,7 @@ def test_speculative_sampling_keeps_distribution_of_target_model(opened: Opened)
         request = Request(PROMPT, sampler, 3, drafter=drafter if speculates else None)  # type: ignore[arg-type]
         return tuple(token for step in serve(runner, [request]) for token in step.tokens[0])
 
-    sampler = make_sampler(Sampling(40.0, top_k=4, seed=5))
+    sampler = make_sampler(Sampling(temperature=40.0, top_k=4, seed=5))
     found = [drawn(sampler, True) for _ in range(3000)]
     first = max({tokens[0] for tokens in found}, key=[tokens[0] for tokens in found].count)
     seconds = [tokens[1] for tokens in found if tokens[0] == first]
@@ -86,8 +86,8 @@ def test_speculative_sampling_keeps_distribution_of_target_model(opened: Opened)
     assert not counts[wanted == 0].any()
     likely = wanted > 0
     assert float((((counts - wanted) ** 2)[likely] / wanted[likely]).sum()) < 16.3, "3 degrees of freedom, 0.1 percent"
-    again = [drawn(make_sampler(Sampling(40.0, top_k=4, seed=seed)), True) for seed in range(20)]
-    assert again == [drawn(make_sampler(Sampling(40.0, top_k=4, seed=seed)), False) for seed in range(20)]
+    again = [drawn(make_sampler(Sampling(temperature=40.0, top_k=4, seed=seed)), True) for seed in range(20)]
+    assert again == [drawn(make_sampler(Sampling(temperature=40.0, top_k=4, seed=seed)), False) for seed in range(20)]
 
 
 @pytest.mark.parametrize(
