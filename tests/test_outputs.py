@@ -44,7 +44,7 @@ WRITTEN = {
     "report html": "out",
     "report markdown": "out",
     "report show": "out",
-    "support": "html markdown out",
+    "support": "out",
 }
 READ = {
     "bench": "against contract package",
@@ -190,8 +190,6 @@ WRITERS = [
     Writer("report check", "--out", "{report} --max-copies 9", "report"),
     Writer("providers", "--out", "--provider-library mine={library}", "library"),
     Writer("support", "--out", "--model {model} --provider cpu", "model data"),
-    Writer("support", "--markdown", "--model {model} --provider cpu", "model data"),
-    Writer("support", "--html", "--model {model} --provider cpu", "model data"),
     Writer("run", "--report", "{package} 1,2 --raw --provider cpu", "package"),
 ]
 

@@ -12,9 +12,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from partita.check.requirements import Limits
-from partita.commands.generation import (
+from partita.commands.arguments import Sink
+from partita.commands.generate import (
     check_placement,
     open_batch,
     open_for_prompts,
@@ -22,14 +24,13 @@ from partita.commands.generation import (
     run_fields,
     write_report,
 )
-from partita.commands.outputs import Sink
 from partita.commands.results import BatchResult, ClusterResult
 from partita.commands.terminal import Bars, note, print_record
 from partita.errors import INTERRUPTED, PartitaError, ResourceError, UsageError
 from partita.foreign.folder import Choice
 from partita.library.batches.batch_run import PIPE, BatchRunResult, Progress, run_file, run_rows
 from partita.library.batches.journal import contents_hash, interrupted_text
-from partita.library.batches.prompt_files import scan_file
+from partita.library.batches.prompt_files import InputFile, scan_file
 from partita.library.batches.rows import AnswerRow, InputRow, RowDefaults, check_defaults
 from partita.library.chain import Target
 from partita.library.engine.base import ReportRequest
@@ -46,6 +47,8 @@ from partita.runtime.generate.text.tokens import stop_token_ids
 
 Answer = Callable[[Iterator[InputRow], RowDefaults], Iterator[AnswerRow]]
 """Answers rows; see `run_file`."""
+Followed = tuple[BatchRunResult | None, PartitaError | KeyboardInterrupt | None, Progress | None]
+"""The result of a run, or what ended it; and its last progress."""
 
 
 class RowBar(Bars):
@@ -68,94 +71,69 @@ class RowBar(Bars):
         self.bars.update(self._task, completed=progress.done, total=progress.rows, description=words, size=speed)
 
 
-class PromptFileRun:
-    """The rows of a prompt file, their defaults, and how far they are."""
+def run_batch(options: GenerateCommand, given: Sampling, target: Target, manifest: Manifest, sink: Sink | None) -> int:
+    """Answer every row of --input, write the report to `sink`; returns the exit code.
 
-    def __init__(
-        self, options: GenerateCommand, given: Sampling, manifest: Manifest, source: Path, output: Path
-    ) -> None:
-        """`given`: the sampling options as given. Raises UsageError, GenerationError for an unreadable file."""
-        self.options, self.prompts, self.output = options, scan_file(source), output
-        self._given, self._package = given, contents_hash(Path(options.package), manifest)
-        prefix = path_of(options.prefix)
-        self.defaults = RowDefaults(
-            sampling=options.sampling,
-            base_seed=secrets.randbits(SEED_BITS) if given.seed is None else given.seed,
-            stop=tuple(options.stop),
-            stop_ids=tuple(sorted(stop_token_ids(Path(options.package)))),
-            chat=options.is_chat,
-            system=options.system,
-            prefix=None if prefix is None else read_content(prefix),
-        )
-        self.last: Progress | None = None
-        """The last progress; None before the run."""
-
-    def run(self, answer: Answer) -> BatchRunResult:
-        """Answer the rows, and print a line at the end. Raises the errors of `run_file`, KeyboardInterrupt."""
-        options = {"seed": self._given.seed, "adapter": self.options.adapter, "token_ids": self.options.token_ids}
-        result = None
-        with RowBar() as bar:
-            try:
-                result = run_file(
-                    self.prompts,
-                    self.output,
-                    answer,
-                    self.defaults,
-                    package=self._package,
-                    options=options,
-                    on_progress=bar.show,
-                )
-            finally:
-                self.last = bar.last
-                if result is not None:
-                    note(_summary(result))
-                elif bar.last is not None and bar.last.done:
-                    note(interrupted_text(self.output, bar.last.done, bar.last.rows))
-        return result
+    `given`: the sampling options as given. Raises UsageError, GenerationError for an unreadable file.
+    """
+    if options.address is None:
+        check_placement(options, target)
+    package, output, prefix = Path(options.package), Path(options.output or ""), path_of(options.prefix)
+    defaults = RowDefaults(
+        sampling=options.sampling,
+        base_seed=secrets.randbits(SEED_BITS) if given.seed is None else given.seed,
+        stop=tuple(options.stop),
+        stop_ids=tuple(sorted(stop_token_ids(package))),
+        chat=options.is_chat,
+        system=options.system,
+        prefix=None if prefix is None else read_content(prefix),
+    )
+    identity = {"seed": given.seed, "adapter": options.adapter, "token_ids": options.token_ids}
+    with rows_file(Path(options.input or "")) as rows:
+        source = scan_file(rows)
+        follow = partial(_follow, source, output, defaults, package=contents_hash(package, manifest), options=identity)
+        if options.address is not None:
+            return _run_on_cluster(options, options.address, manifest, source.rows, follow)
+        return _run_here(options, target, manifest, sink, defaults, follow)
 
 
-def run_batch(
+def _follow(source: InputFile, output: Path, defaults: RowDefaults, answer: Answer, **identity: Any) -> Followed:
+    """Answer the rows with a bar, and print a line at the end."""
+    with RowBar() as bar:
+        try:
+            result = run_file(source, output, answer, defaults, on_progress=bar.show, **identity)
+        except (PartitaError, KeyboardInterrupt) as error:
+            if bar.last is not None and bar.last.done:
+                note(interrupted_text(output, bar.last.done, bar.last.rows))
+            return None, error, bar.last
+    note(_summary(result))
+    return result, None, bar.last
+
+
+def _run_here(
     options: GenerateCommand,
-    given: Sampling,
     target: Target,
     manifest: Manifest,
     sink: Sink | None,
-    source: Path,
-    output: Path,
+    defaults: RowDefaults,
+    follow: Callable[[Answer], Followed],
 ) -> int:
-    """Answer every row of `source`, write the report to `sink`; returns the exit code. `given`: the sampling options as
-    given."""
-    if options.address is None:
-        check_placement(options, target)
-    with rows_file(source) as rows:
-        file = PromptFileRun(options, given, manifest, rows, output)
-        if options.address is not None:
-            return _run_on_cluster(file, options.address, manifest)
-        return _run_here(file, target, manifest, sink)
-
-
-def _run_here(file: PromptFileRun, target: Target, manifest: Manifest, sink: Sink | None) -> int:
     """Load the package and answer the rows."""
-    options, error, interrupted, result = file.options, None, False, None
     with open_for_prompts(options, target, manifest, observe=sink is not None) as model:
         text = model.tokenizer
-        check_defaults(file.defaults, text)
+        check_defaults(defaults, text)
         engine = open_batch(options, model)
         notes = chunk_ignored(options.prefill_chunk, engine.chunk)
         print_notes(target, model, notes)
-        try:
-            result = file.run(partial(run_rows, engine=engine, text=text, vocab_size=manifest.graph.vocab_size))
-        except KeyboardInterrupt:
-            interrupted = True
-        except PartitaError as raised:
-            error = raised
-        if sink is not None and (file.last is None or not file.last.tokens):
+        result, error, last = follow(partial(run_rows, engine=engine, text=text, vocab_size=manifest.graph.vocab_size))
+        interrupted = isinstance(error, KeyboardInterrupt)
+        if sink is not None and (last is None or not last.tokens):
             note("no rows were processed, so there is no report")
         elif sink is not None:
             request = ReportRequest(
-                finish_reason="error" if error else "interrupted" if interrupted else "stop",
-                finish_detail=str(error) if error else "",
-                complete=result is not None,
+                finish_reason="interrupted" if interrupted else "error" if error else "stop",
+                finish_detail=str(error or ""),
+                complete=error is None,
                 tokenizer_load_seconds=model.text_seconds,
                 notes=notes + target.notes,
                 options=sampling_options([options.sampling]),
@@ -166,16 +144,18 @@ def _run_here(file: PromptFileRun, target: Target, manifest: Manifest, sink: Sin
         if result is not None and options.as_json:
             fields = run_fields(replace(options, seed=result.seed), model, target, notes)
             print_record(BatchResult.copy_of(result, **fields, slots=engine.slots, input=str(options.input)))
-    if error is not None:
+    if isinstance(error, PartitaError):
         raise error
     return INTERRUPTED if interrupted else 0
 
 
-def _run_on_cluster(file: PromptFileRun, address: str, manifest: Manifest) -> int:
+def _run_on_cluster(
+    options: GenerateCommand, address: str, manifest: Manifest, count: int, follow: Callable[[Answer], Followed]
+) -> int:
     """Have workers answer the rows."""
     from partita.library.batches.cluster import Setup, answer_on_cluster, contents_of
 
-    options, package = file.options, Path(file.options.package)
+    package = Path(options.package)
     setup = Setup(
         package,
         contents_of(package, manifest),
@@ -185,21 +165,14 @@ def _run_on_cluster(file: PromptFileRun, address: str, manifest: Manifest) -> in
         graph_capture=options.graph_capture,
         token_ids=options.token_ids,
     )
-    answer = partial(
-        answer_on_cluster,
-        address=address,
-        setup=setup,
-        slots=manifest.graph.batch_size,
-        count=file.prompts.rows,
-        workers=options.workers,
-    )
-    try:
-        result = file.run(answer)
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    if options.as_json:
+    slots, workers = manifest.graph.batch_size, options.workers
+    answer = partial(answer_on_cluster, address=address, setup=setup, slots=slots, count=count, workers=workers)
+    result, error, _ = follow(answer)
+    if isinstance(error, PartitaError):
+        raise error
+    if result is not None and options.as_json:
         print_record(ClusterResult.copy_of(result, package=str(package), address=address, input=str(options.input)))
-    return 0
+    return INTERRUPTED if error else 0
 
 
 def _summary(result: BatchRunResult) -> str:
@@ -223,8 +196,6 @@ def rows_file(source: Path) -> Iterator[Path]:
         return
     if sys.stdin is None:
         raise UsageError("--input -: stdin is closed; give a file")
-    if sys.stdin.isatty():
-        note("note: reading rows from the terminal, a JSON object per line, until Ctrl-D on a line of its own")
     with tempfile.TemporaryDirectory(prefix="partita-rows-") as folder:
         file = Path(folder) / "stdin.jsonl"
         try:

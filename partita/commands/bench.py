@@ -8,8 +8,14 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from partita.commands.arguments import package_of, parse_ids, read_prompts
-from partita.commands.outputs import print_written, reserve_output, show_and_write
+from partita.commands.arguments import (
+    package_of,
+    parse_ids,
+    print_written,
+    read_prompts,
+    reserve_output,
+    show_and_write,
+)
 from partita.commands.terminal import Spinner, note
 from partita.errors import INTERRUPTED, UsageError
 from partita.library.bench import Race

@@ -12,9 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from partita.commands.arguments import package_of
-from partita.commands.generation import open_batch, open_model, print_notes
-from partita.commands.outputs import Showing, Stdout, print_written
+from partita.commands.arguments import Showing, Stdout, package_of, print_written
+from partita.commands.generate import open_batch, open_model, print_notes
 from partita.commands.terminal import note, write_stdout
 from partita.errors import INTERRUPTED, PartitaError, UsageError
 from partita.files import Output, cache_folder, reserve

@@ -1,35 +1,77 @@
-"""`partita generate`: checks the options, then generates, runs a prompt file or saves a prefix; `run` and `cache`."""
+"""`partita generate`: checks the options, then generates, runs a prompt file or saves a prefix; `run` and `cache`.
+
+Text goes to stdout token by token, timings to stderr. Ctrl-C becomes a finish reason and an exit code, and every way a
+run can end still writes its report.
+"""
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from partita.check.requirements import Limits, check_limits
-from partita.commands.arguments import package_of, parse_ids, read_prompts
-from partita.commands.outputs import refuse_two_on_stdout, reserve_output
-from partita.commands.terminal import note, write_stdout
-from partita.errors import UsageError
-from partita.files import reserve
+from partita.commands.arguments import (
+    STDOUT,
+    Sink,
+    package_of,
+    parse_ids,
+    print_written,
+    read_prompts,
+    refuse_two_on_stdout,
+    reserve_output,
+)
+from partita.commands.results import GeneratedRow, GenerateResult, GenerationTimings, fact_of
+from partita.commands.terminal import (
+    TERMINAL,
+    note,
+    print_note,
+    print_record,
+    print_target_notes,
+    write_stderr,
+    write_stdout,
+)
+from partita.errors import INTERRUPTED, GenerationError, PartitaError, UsageError
+from partita.files import Output, reserve
 from partita.foreign.folder import Choice, open_folder
 from partita.library import model_cache
-from partita.library.chain import read_chain
+from partita.library.chain import Target, read_chain
+from partita.library.engine.base import Engine, ReportRequest
 from partita.library.engine.requests import check_speculation
+from partita.library.generation import Generation
+from partita.library.loading import open_engine
+from partita.library.model import Model
+from partita.library.notes import chunk_ignored, opened_notes
+from partita.library.run_report import limits_error
 from partita.library.sampling import Sampling, complete_sampling_for
-from partita.observations.text_format import human_bytes, listing
-from partita.options.fields import describe_fields, input_paths, path_of
+from partita.observations.text_format import human_bytes, listing, percent, plural
+from partita.options.fields import describe_fields, group, input_paths, path_of
 from partita.options.generation import (
+    BatchOptions,
     CacheListCommand,
     CacheRemoveCommand,
     ChatCommand,
     GenerateCommand,
     RunCommand,
     RunOptions,
+    SamplingValues,
     SpeculationOptions,
 )
 from partita.options.groups import PlacementLimits
+from partita.options.placement import PlaceOptions
+from partita.package.folder import Manifest
+from partita.partition_reports import storage
+from partita.partition_reports.outcome import FEW_STEPS, TOO_FEW
 from partita.runtime.generate.checks import check_adapter
-from partita.runtime.generate.text.chat_templates import has_template
+from partita.runtime.generate.prefix_file import read_content, system_of
+from partita.runtime.generate.text.chat_templates import conversation, has_template
+from partita.runtime.generate.text.tokens import load_text
+
+LIMIT_RUNS = 2
+"""Runs per phase for measuring the copies of a step."""
 
 
 def run(given: GenerateCommand) -> int:
@@ -69,9 +111,7 @@ def run(given: GenerateCommand) -> int:
     if source is not None and output is not None:
         from partita.commands.batch import run_batch
 
-        return run_batch(options, requested, target, manifest, sink, source, output)
-    from partita.commands.generation import run_generation, save_prefix
-
+        return run_batch(options, requested, target, manifest, sink)
     if saved is not None:
         return save_prefix(options, target, prompts, manifest)
     return run_generation(options, target, prompts, manifest, sink)
@@ -115,6 +155,263 @@ def _check_saving(options: GenerateCommand) -> None:
         raise UsageError(f"--save-prefix generates nothing; omit {listing(given)}")
     if len(options.prompts) != (options.system is None):
         raise UsageError("--save-prefix stores one text; give one prompt, or --system and no prompt")
+
+
+def run_generation(
+    options: GenerateCommand, target: Target, prompts: Sequence[str], manifest: Manifest, sink: Sink | None
+) -> int:
+    """Load, generate, write the report to `sink`; returns the exit code."""
+    check_placement(options, target)
+    with open_for_prompts(options, target, manifest, observe=sink is not None) as model:
+        generation = _begin(options, model, prompts)  # before the notes: an error is one line
+        notes = chunk_ignored(options.prefill_chunk, generation.chunk)
+        print_notes(target, model, notes)
+        if len(prompts) > 1 and not options.token_ids and not any(" " in prompt for prompt in prompts):
+            print_note(f"{plural(len(prompts), 'prompt')}; for one prompt, put it in quotes")
+        printed, cut_short = PrintedGeneration(options, generation), False
+        try:
+            printed.follow()
+            if options.as_json:
+                print_record(_record(printed, model, target, notes))
+            _print_timings(model, generation)
+        finally:  # stdout may be full
+            if sink is not None:
+                request = _report_request(printed, model, (*notes, *target.notes))
+                cut_short = write_report(sink, model.engine, request, error=printed.error)
+    if printed.error is not None:
+        raise printed.error
+    return INTERRUPTED if printed.interrupted or cut_short else 0
+
+
+def open_model(
+    options: RunOptions,
+    target: Target,
+    manifest: Manifest,
+    *,
+    observe: bool = True,
+    with_text: bool = True,
+    takes_ids: bool = False,
+) -> Model:
+    """Load tokenizer and package. `takes_ids`: the prompts could be token ids. Raises the errors of both."""
+    began, text, folder = time.perf_counter(), None, Path(options.package)
+    if with_text:
+        text = load_text(folder, manifest.tokenizer, manifest.graph.max_length, takes_ids=takes_ids)
+    seconds = time.perf_counter() - began
+    engine = open_engine(
+        folder,
+        manifest,
+        target,
+        Choice.of(options),
+        observe=observe,
+        refusal_seconds=options.probe_seconds,
+        audience=TERMINAL,
+        with_text=with_text,
+    )
+    return Model(engine, text=text, with_text=with_text, text_seconds=seconds)
+
+
+def open_for_prompts(options: GenerateCommand, target: Target, manifest: Manifest, *, observe: bool) -> Model:
+    """The loaded package for the prompts of `partita generate`, with a tokenizer unless they are token ids."""
+    takes_ids = not (options.is_chat or options.stop)
+    return open_model(options, target, manifest, observe=observe, with_text=not options.token_ids, takes_ids=takes_ids)
+
+
+def open_batch(options: RunOptions, model: Model) -> Engine:
+    """The engine of a model, open for requests. Raises UsageError, GenerationError."""
+    return model.scheduler(**asdict(group(options, BatchOptions)))
+
+
+def _begin(options: GenerateCommand, model: Model, prompts: Sequence[str]) -> Generation:
+    """Queue the prompts. Raises GenerationError for invalid prompts."""
+    begin: Callable[..., Generation]
+    if options.is_chat:
+        prefix = path_of(options.prefix)
+        system = options.system if prefix is None else system_of(read_content(prefix))
+        begin = partial(model.chat, [conversation(prompt, system) for prompt in prompts])
+    else:
+        begin = partial(model.generate, [parse_ids(prompt) for prompt in prompts] if options.token_ids else prompts)
+    return begin(sampling=options.sampling, stop=options.stop, **asdict(group(options, BatchOptions)))
+
+
+def print_notes(target: Target, model: Model, notes: Sequence[str] = ()) -> None:
+    """Notes for the user before the first token."""
+    print_target_notes(target)
+    for line in (*opened_notes(target, model.engine.opened, model.manifest), *notes):
+        print_note(line)
+
+
+def check_placement(options: GenerateCommand, target: Target) -> None:
+    """Raise ProviderError before the first token if the placement exceeds the limits.
+
+    Bytes are known only from runs, so the package is opened for this alone and run on tokens that mean nothing.
+    """
+    limits = Limits.of(options)
+    if not limits.as_dict():
+        return
+    from partita.library.place.placement import place_model
+
+    placing = PlaceOptions(
+        options.package,
+        threads=options.threads,
+        runs=LIMIT_RUNS,
+        probe_seconds=0.0,
+        **asdict(limits),
+        **asdict(Choice.of(options)),
+    )
+    report, error = place_model(placing, target, audience=TERMINAL)
+    if error := error or limits_error(report):
+        raise error
+
+
+def _ids(tokens: Sequence[int]) -> str:
+    return "".join(f"{token} " for token in tokens)
+
+
+@dataclass(slots=True)
+class PrintedGeneration:
+    """A generation that prints its completions."""
+
+    options: GenerateCommand
+    generation: Generation
+    interrupted: bool = False
+    closed: bool = False
+    """stdout is a closed pipe."""
+    error: PartitaError | None = None
+
+    def follow(self) -> None:
+        """Run the steps until they end or stdout is closed; the text of a single row is printed token by token."""
+        live = len(self.generation.progress.tickets) == 1 and not self.options.as_json
+        shown = 0
+        try:
+            for step in self.generation:
+                piece = _ids(step.tokens[0]) if self.options.token_ids else step.text
+                if live and piece:
+                    shown += len(step.text)
+                    self._print(piece)
+                if self.closed:
+                    break
+        except KeyboardInterrupt:
+            self.interrupted = True
+        except PartitaError as error:
+            self.error = error
+        try:
+            self.generation.close()
+        except PartitaError as error:
+            self.error = self.error or error
+        if self.options.as_json:
+            return
+        if live:
+            self._print(self.generation.text[shown:] + "\n")  # a row that was cut off may have held text back
+            return
+        answers = self.generation.results
+        texts = [_ids(answer.tokens) if self.options.token_ids else answer.text for answer in answers]
+        self._print("".join(f"[{number}] {text}\n" for number, text in enumerate(texts, start=1)))
+
+    def _print(self, text: str) -> None:
+        """Print text to stdout, or to stderr if stdout is for the report."""
+        if not self.closed:
+            self.closed = not (write_stderr if self.options.report == STDOUT else write_stdout)(text)
+
+
+def run_fields(options: GenerateCommand, model: Model, target: Target, notes: tuple[str, ...]) -> dict[str, Any]:
+    """The fields of `RunResult`."""
+    return {
+        "package": str(options.package),
+        "chain": model.chain,
+        "chain_source": target.source,
+        "options": SamplingValues(**options.sampling.figures()),
+        "adapter": options.adapter,
+        "threads": options.threads,
+        "load_seconds": model.load_seconds,
+        "notes": notes + target.notes,
+    }
+
+
+def _record(printed: PrintedGeneration, model: Model, target: Target, notes: tuple[str, ...]) -> GenerateResult:
+    """The generation for `--json`."""
+    options, generation = printed.options, printed.generation
+    return GenerateResult(
+        **run_fields(options, model, target, notes),
+        prefill_chunk_tokens=generation.chunk,
+        tokenizer_load_seconds=model.text_seconds,
+        rows=tuple(
+            GeneratedRow.copy_of(answer, text=None if options.token_ids else answer.text)
+            for answer in generation.results
+        ),
+        timings=GenerationTimings(**generation.timings),
+        speculation=generation.speculation,
+        error=fact_of(printed.error) if printed.error else None,
+    )
+
+
+def _report_request(printed: PrintedGeneration, model: Model, notes: tuple[str, ...]) -> ReportRequest:
+    """The request for the report of the generation."""
+    options = printed.options
+    found = model.report_request(printed.generation.progress, options.probe_seconds)
+    prefix = {} if options.prefix is None else {"prefix": str(options.prefix)}
+    return replace(
+        found,
+        finish_detail=str(printed.error or "") or ("stdout was closed" if printed.closed else ""),
+        complete=printed.error is None and not printed.interrupted,
+        notes=notes,
+        options={**found.options, **prefix},
+        limits=Limits.of(options),
+    )
+
+
+def _print_timings(model: Model, generation: Generation) -> None:
+    """Print a line on stderr."""
+    figures = generation.timings
+    parts = [f"load {model.load_seconds:.2f} s"]
+    if speed := figures["prefill_tokens_per_second"]:
+        parts.append(f"prompt {plural(figures['prompt_tokens'], 'token')} at {speed:.0f} tokens/s")
+    if seconds := figures["first_token_seconds"]:
+        parts.append(f"first token after {seconds * 1e3:.0f} ms")
+    if speed := figures["decode_tokens_per_second"]:
+        few = f" ({TOO_FEW})" if figures["decode_steps"] < FEW_STEPS else ""
+        parts.append(f"{figures['decode_tokens']} more at {speed:.1f} tokens/s{few}")
+    drafts = generation.speculation
+    if drafts is not None and drafts.acceptance_rate is not None:
+        gain = "" if drafts.speedup is None else f", {drafts.speedup:.2f} times the speed without speculative decoding"
+        parts.append(f"{percent(drafts.acceptance_rate)} of {drafts.drafted} draft tokens accepted{gain}")
+    reasons = sorted({answer.finish_reason or "unfinished" for answer in generation.results})
+    note("; ".join([*parts, f"finish: {', '.join(reasons)}"]))
+
+
+def write_report(sink: Sink, engine: Engine, request: ReportRequest, error: PartitaError | None = None) -> bool:
+    """Write the report; whether Ctrl-C ended the experiments for it. `error`: ended the run; nothing is written where
+    there is no report then.
+    """
+    try:
+        report = engine.report(request)
+    except PartitaError:
+        if error is None:
+            raise
+        return False
+    sink.write(storage.to_json(report))
+    if isinstance(sink, Output):
+        print_written("report", sink.path)
+    return bool(report.interruptions)
+
+
+def save_prefix(options: GenerateCommand, target: Target, prompts: Sequence[str], manifest: Manifest) -> int:
+    """Read the prompt or the system message, and save the prefix; returns the exit code."""
+    assert options.save_prefix is not None
+    given = None if options.system is not None else parse_ids(prompts[0]) if options.token_ids else prompts[0]
+    if given == "":
+        raise GenerationError("the prompt is empty; give some text to save")
+    with open_for_prompts(options, target, manifest, observe=False) as model:
+        print_notes(target, model)
+        saved = model.save_prefix(
+            options.save_prefix,
+            given,
+            system=options.system,
+            prefill_chunk=options.prefill_chunk,
+            adapter=options.adapter,
+        )
+    read = f"{plural(saved.tokens, 'token')}, prefilled in {saved.seconds:.2f} s; {human_bytes(saved.size_bytes)}"
+    note(f"prefix: {options.save_prefix} ({read}; use it with --prefix)")
+    return 0
 
 
 def run_any(options: RunCommand) -> int:

@@ -6,7 +6,7 @@ import os
 import platform
 from importlib import metadata
 
-from partita.commands.outputs import prepare
+from partita.commands.arguments import prepare
 from partita.commands.results import DoctorResult
 from partita.commands.terminal import TERMINAL, Bars, print_record, write_stdout
 from partita.errors import ReportCheckError

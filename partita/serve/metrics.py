@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from prometheus_client import (
@@ -11,10 +11,13 @@ from prometheus_client import (
     Gauge,
     GCCollector,
     Histogram,
+    Metric,
     PlatformCollector,
     ProcessCollector,
 )
+from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
 
 from partita.observations.text_format import short_provider
 from partita.partition_reports.outcome import fallback_nodes, used_phases
@@ -28,7 +31,7 @@ BETWEEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.
 REQUEST_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 
-class Metrics:
+class Metrics(Collector):
     """All metrics of a server. Thread-safe."""
 
     def __init__(self) -> None:
@@ -68,18 +71,9 @@ class Metrics:
         self.running = gauge("slots_running", "Running rows.")
         self.waiting = gauge("queue_waiting", "Prompts waiting for a row.")
         self.up = gauge("model_up", "1 while the model accepts requests, 0 after its process was lost.")
-        phase = ("model", "phase")
-        self.nodes = gauge("nodes", "Nodes by their provider.", ("model", "phase", "provider"))
-        self.off_provider = gauge("nodes_off_provider", "Nodes that are not on the first provider of the chain.", phase)
-        self.copies = gauge(
-            "copies_per_token", "Copies between memories in one run, which generates one token per row.", phase
-        )
-        self.copy_bytes = gauge(
-            "copy_bytes_per_token", "Bytes of these copies; copies of unknown size are excluded.", phase
-        )
-        self.in_place = gauge("cache_in_place", "1 if every cache state stays in the same buffer, else 0.")
-        self._placed: dict[str, frozenset[tuple[Gauge, tuple[str, ...]]]] = {}
-        """Placement gauges, by model."""
+        self.reports: dict[str, Report] = {}
+        """The last report of each model."""
+        registry.register(self)
 
     def watch(
         self, model: str, slots: int, running: Callable[[], int], waiting: Callable[[], int], up: Callable[[], bool]
@@ -92,23 +86,25 @@ class Metrics:
         self.refused.labels(model)
         self.request_seconds.labels(model)
 
-    def place(self, model: str, report: Report) -> None:
-        """Set the node placement of a model from its report, replacing earlier values."""
-        found: dict[tuple[Gauge, tuple[str, ...]], float] = {}
-        for phase in used_phases(report):
-            where = model, phase.name
-            for share in phase.providers:
-                found[self.nodes, (*where, short_provider(share.provider))] = share.nodes
-            found[self.off_provider, where] = len(fallback_nodes(report, phase))
-            found[self.copies, where] = len(phase.copies)
-            found[self.copy_bytes, where] = sum(copy.bytes_per_run or 0 for copy in phase.copies)
-        if report.summary is not None and report.summary.cache_in_place is not None:
-            found[self.in_place, (model,)] = report.summary.cache_in_place
-        for gauge, labels in self._placed.get(model, frozenset()) - found.keys():
-            gauge.remove(*labels)
-        for (gauge, labels), value in found.items():
-            gauge.labels(*labels).set(value)
-        self._placed[model] = frozenset(found)
+    def collect(self) -> Iterator[Metric]:
+        """The node placement of each model, from its report."""
+        phase = ("model", "phase")
+        nodes = _family("nodes", "Nodes by their provider.", (*phase, "provider"))
+        fallbacks = _family("nodes_off_provider", "Nodes that are not on the first provider of the chain.", phase)
+        copies = _family("copies_per_token", "Copies between memories in one run, with one token per row.", phase)
+        size = _family("copy_bytes_per_token", "Bytes of these copies; copies of unknown size are excluded.", phase)
+        in_place = _family("cache_in_place", "1 if every cache state stays in the same buffer, else 0.", ("model",))
+        for model, report in list(self.reports.items()):
+            for used in used_phases(report):
+                where = model, used.name
+                for share in used.providers:
+                    nodes.add_metric((*where, short_provider(share.provider)), share.nodes)
+                fallbacks.add_metric(where, len(fallback_nodes(report, used)))
+                copies.add_metric(where, len(used.copies))
+                size.add_metric(where, sum(copy.bytes_per_run or 0 for copy in used.copies))
+            if report.summary is not None and report.summary.cache_in_place is not None:
+                in_place.add_metric((model,), report.summary.cache_in_place)
+        yield from (nodes, fallbacks, copies, size, in_place)
 
     def encoded(self, accept: str) -> tuple[bytes, str]:
         """All metrics in a format that the scraper accepts, and its content type."""
@@ -117,6 +113,10 @@ class Metrics:
         except (TypeError, ValueError, LookupError):  # a malformed version
             encoder, content_type = choose_encoder("")
         return encoder(self.registry), content_type
+
+
+def _family(name: str, help_text: str, labels: Sequence[str]) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"partita_{name}", help_text, labels=labels)
 
 
 class TokenMetrics:

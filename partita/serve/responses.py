@@ -59,7 +59,7 @@ class CompletionsResponse:
         self._wants_logprobs = body.alternatives is not None
         named = {token for stop in body.stop if (token := text.special(stop)) is not None}
         self._ends = named.union(body.stop_token_ids, () if body.ignore_eos else stop_ids)
-        echoed = body.prompts if body.echo else [""] * max(1, len(body.prompts))
+        echoed = body.prompts if getattr(body, "echo", False) else [""] * max(1, len(body.prompts))
         texts = [prompt if isinstance(prompt, str) else text.decode_at_once(prompt) for prompt in echoed]
         self._echoes = [echo for echo in texts for _ in range(body.n)]
         prefix = "chatcmpl-" if self._chat else "cmpl-"

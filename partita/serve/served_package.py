@@ -144,7 +144,7 @@ class ServedPackage:
     def _new_report(self, request: ReportRequest) -> None:
         """A new report, stored and with its placement in the metrics. Raises ProviderError over the limits."""
         report: Report = self._engine.report(request)
-        self._metrics.place(self.name, report)
+        self._metrics.reports[self.name] = report
         over = limits_error(report)
         if over is not None:
             raise over

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import socket
 import threading
 import time
@@ -107,17 +106,17 @@ def running(
             ready=listens.set,
             log=log.append,
         )
-        thread = threading.Thread(target=server.run)
+        thread = threading.Thread(target=server.run, args=([listening],))
         thread.start()
         assert listens.wait(SECONDS)
         found = Running(url_of(listening), server, models, log)
         try:
             yield found
         finally:
-            server.end(signal.SIGTERM)
+            server.end("SIGTERM")
             thread.join(SECONDS)
             if thread.is_alive():
-                server.end(signal.SIGTERM)
+                server.end("SIGTERM")
                 thread.join(SECONDS)
             assert not thread.is_alive()
 

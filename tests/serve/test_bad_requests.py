@@ -14,7 +14,7 @@ import pytest
 from partita.errors import GenerationError
 from partita.options.generation import ServerLimits, sampling_options
 from partita.serve import protocol
-from partita.serve.api_errors import ApiError
+from partita.serve.protocol import ApiError
 from tests.serve.serving import Running, raw, running
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
