@@ -149,7 +149,7 @@ def test_unknown_command_or_option_suggests_nearest_and_help(capsys):
 
 def test_repeated_options_and_arguments_become_lists(monkeypatch):
     found = {}
-    for function in ("place.support", "bench.run", "generate.run"):
+    for function in ("place.support", "verify.bench", "generate.run"):
         monkeypatch.setattr(f"partita.commands.{function}", lambda options: found.update({type(options): options}))
     monkeypatch.setattr("partita.commands.build.check_early", lambda options: None)
     assert run(["support", "Cast", "com.microsoft:MatMulNBits", "--provider", "cpu"]) == 0
