@@ -67,7 +67,7 @@ def test_prompt_continues_text_prefix(package, kept, capsys):
     assert generate(package, REST, "--prefix", kept, "-n", 2) == 0
     err = capsys.readouterr().err
     count = len(read_content(kept).tokens)
-    assert count > 3 and f"{count} tokens of each prompt come from the prefix" in err
+    assert count > 3
     read = re.search(r"prompt (\d+) tokens", err)
     assert read is not None and int(read[1]) <= len(REST)
 

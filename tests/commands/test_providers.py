@@ -97,8 +97,6 @@ def test_doctor_prints_versions_providers_and_problems(capsys, monkeypatch, mach
     out = capsys.readouterr().out
     assert f"numpy         {metadata.version('numpy')}\n" in out
     assert f"python        {platform.python_version()}\n" in out
-        f"numpy         {metadata.version('numpy')}\n" in out and f"python        {platform.python_version()}\n" in out
-    )
     assert "\nusable: " in out and all(each.name in out for each in machine.providers)
     monkeypatch.setattr("partita.runtime.machine.describe_machine", lambda extra: lame)
     assert run(["doctor"]) == 0

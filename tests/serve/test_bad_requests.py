@@ -101,7 +101,7 @@ def test_wrong_value_type_error_names_field(server, field):
         (CHAT, {"messages": [{"role": "user", "content": "word " * 500}]}, "messages"),
         (COMPLETION, {"prompt": "word " * 500}, "prompt"),
         (CHAT, {"tools": [{"type": "function"}]}, "tools"),
-        (CHAT, {"response_format": {"type": "json_object"}}, "response_format.type"),
+        (CHAT, {"response_format": {"type": "json_object"}}, "response_format"),
         (CHAT, {"top_logprobs": 2}, "top_logprobs"),
         (CHAT, {"frequency_penalty": 0.5}, "frequency_penalty"),
         (CHAT, {"logit_bias": {"5": 1}}, "logit_bias"),
