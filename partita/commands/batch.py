@@ -19,14 +19,14 @@ from partita.commands.arguments import Sink
 from partita.commands.generate import (
     check_placement,
     open_batch,
-    open_for_prompts,
+    open_model,
     print_notes,
     run_fields,
     write_report,
 )
 from partita.commands.results import BatchResult, ClusterResult
 from partita.commands.terminal import Bars, note, print_record
-from partita.errors import INTERRUPTED, PartitaError, ResourceError, UsageError
+from partita.errors import INTERRUPTED, PartitaError, UsageError
 from partita.foreign.folder import Choice
 from partita.library.batches.batch_run import PIPE, BatchRunResult, Progress, run_file, run_rows
 from partita.library.batches.journal import contents_hash, interrupted_text
@@ -119,7 +119,7 @@ def _run_here(
     follow: Callable[[Answer], Followed],
 ) -> int:
     """Load the package and answer the rows."""
-    with open_for_prompts(options, target, manifest, observe=sink is not None) as model:
+    with open_model(options, target, manifest, observe=sink is not None) as model:
         text = model.tokenizer
         check_defaults(defaults, text)
         engine = open_batch(options, model)
@@ -198,12 +198,6 @@ def rows_file(source: Path) -> Iterator[Path]:
         raise UsageError("--input -: stdin is closed; give a file")
     with tempfile.TemporaryDirectory(prefix="partita-rows-") as folder:
         file = Path(folder) / "stdin.jsonl"
-        try:
-            with file.open("wb") as copy:
-                shutil.copyfileobj(sys.stdin.buffer, copy)
-        except OSError as error:
-            raise ResourceError(
-                f"--input -: cannot store the rows ({error.strerror}); set TMPDIR to a folder with free "
-                "space, or put the rows into a file"
-            ) from error
+        with file.open("wb") as copy:
+            shutil.copyfileobj(sys.stdin.buffer, copy)
         yield file

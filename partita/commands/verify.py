@@ -22,7 +22,7 @@ from partita.commands.arguments import (
     show_and_write,
 )
 from partita.commands.results import EvaluateResult, VerifyResult
-from partita.commands.terminal import TERMINAL, Bars, Spinner, note, print_record, print_target_notes, stdout_console
+from partita.commands.terminal import TERMINAL, Bars, note, print_record, print_target_notes, stdout_console
 from partita.errors import INTERRUPTED, ParityError, UsageError
 from partita.export.progress import stage
 from partita.foreign.evidence import read_evidence
@@ -200,8 +200,9 @@ def bench(options: BenchCommand) -> int:
         sink = reserve_output(Path(options.out), "result", (*input_paths(race.options), *reports), option="--out")
     for line in race.notes:
         note(f"note: {line}")
-    with Spinner() as spinner:
-        found = race.measure(spinner.update)
+    with Bars() as bars:
+        task = bars.bars.add_task("", total=None, size="")
+        found = race.measure(lambda title: bars.bars.update(task, description=title))
     if any(each.rounds for each in found.contenders):
         view = load_view("json" if options.as_json else "text", "partita.bench.sections")
         show_and_write(found, view, sink, "result")

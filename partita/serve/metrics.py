@@ -24,7 +24,7 @@ from partita.partition_reports.outcome import fallback_nodes, used_phases
 
 if TYPE_CHECKING:
     from partita.partition_reports.records import Report
-    from partita.serve.responses import Delivery
+    from partita.serve.served_package import Delivery
 
 FIRST_TOKEN_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 BETWEEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5)

@@ -9,16 +9,17 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from partita.check.requirements import Limits
 from partita.foreign.folder import NO_CHOICE, Choice
 from partita.library.api import Audience
 from partita.library.chain import Target
 from partita.library.engine.base import Engine, ReportRequest, Restarts
-from partita.library.engine.requests import Ticket, Work, check_speculation
-from partita.library.loading import in_child, open_engine
+from partita.library.engine.requests import RequestOutput, Ticket, Work, check_speculation
+from partita.library.loading import open_engine
 from partita.library.notes import opened_notes
 from partita.library.run_report import limits_error
 from partita.library.sampling import Suggestion, suggestion
@@ -28,12 +29,12 @@ from partita.options.groups import Process
 from partita.package.folder import Manifest, not_exported
 from partita.partition_reports.records import Report
 from partita.runtime.generate.checks import check_adapter
+from partita.runtime.generate.choice.sampling import TokenLogprobs
 from partita.runtime.generate.prefix_file import read_content
 from partita.runtime.generate.text.chat_templates import has_template
 from partita.runtime.generate.text.tokens import Text, load_text, stop_token_ids
 from partita.runtime.time_limit import LateError, in_time
 from partita.serve.metrics import Metrics, TokenMetrics
-from partita.serve.responses import Delivery, ResponseChoice
 
 IDLE_SECONDS = 1.0
 """Maximum seconds to wait for work before the thread checks whether to end."""
@@ -47,6 +48,30 @@ END_SECONDS = 5.0
 
 DEFAULTS = Suggestion(temperature=1.0)
 """OpenAI's defaults: sample from the unmodified distribution."""
+
+
+@dataclass(eq=False, slots=True)
+class ResponseChoice:
+    """One choice of a response: its request in the scheduler."""
+
+    number: int
+    """Index of the choice."""
+    deliver: Callable[[Delivery], object]
+    """Called in the event loop with each piece."""
+    ticket: Ticket = field(init=False)
+    """The submitted request."""
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """Log-probabilities of a response that is sent as one object."""
+    has_begun: bool = False
+    last_token: float | None = None
+    """Time of the last token, by `time.perf_counter`."""
+
+
+class Delivery(NamedTuple):
+    """A piece on its way to the event loop."""
+
+    choice: ResponseChoice
+    piece: RequestOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +156,7 @@ class ServedPackage:
         one = replace(self._first, sampling=replace(self._first.sampling, max_new_tokens=1), is_warm_up=True)
         for work in (self._first, *(replace(one, adapter=name) for name in self.adapters)):
             self._run(work)
-        notes, limits = ("created when the server started",), self._serving.placement
-        request = ReportRequest("length", limits=limits, probe_seconds=self._serving.probe_seconds, notes=notes)
-        self._new_report(request)
+        self._new_report("created when the server started", probe_seconds=self._serving.probe_seconds)
         engine = self._engine
         engine.restarts = Restarts(lambda line: self._log(f"{self.name}: {line}"), self._check_again)
         self._metrics.watch(
@@ -141,10 +164,10 @@ class ServedPackage:
         )
         self._thread.start()
 
-    def _new_report(self, request: ReportRequest) -> None:
+    def _new_report(self, note: str, **fields: Any) -> None:
         """A new report, stored and with its placement in the metrics. Raises ProviderError over the limits."""
-        report: Report = self._engine.report(request)
-        self._metrics.reports[self.name] = report
+        request = ReportRequest("length", limits=self._serving.placement, notes=(note,), **fields)
+        report = self._metrics.reports[self.name] = self._engine.report(request)
         over = limits_error(report)
         if over is not None:
             raise over
@@ -159,8 +182,7 @@ class ServedPackage:
     def _check_again(self) -> None:
         """Check a restarted package, whose placement may have changed. Raises ProviderError and errors of the run."""
         self._run(self._first)
-        notes = ("created when the model was reloaded",)
-        self._new_report(ReportRequest("length", complete=False, limits=self._serving.placement, notes=notes))
+        self._new_report("created when the model was reloaded", complete=False)
 
     def _run(self, work: Work) -> None:
         """Run a request to its end. Raises its error."""
@@ -196,7 +218,7 @@ class ServedPackage:
         self._stopping = True
         for pool in (self.encoder, self.reporter):
             pool.shutdown(wait=False, cancel_futures=True)
-        if in_child(self._serving.target, self._serving.process):
+        if self._engine.in_worker:
             if self._thread.is_alive():
                 self._thread.join(END_SECONDS)
             self._engine.close()  # this ends all its requests

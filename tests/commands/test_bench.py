@@ -12,7 +12,6 @@ import pytest
 
 from partita.bench.records import Bench
 from partita.cli import run
-from partita.errors import GenerationError
 from partita.library import bench as benchmark
 from partita.library.engine.remote import PROCESS
 from partita.partition_reports import storage
@@ -110,15 +109,6 @@ def test_invalid_arguments_fail_with_single_line(package, capsys, words, code, s
     fails(capsys, code, said, "bench", package, *words)
 
 
-def test_invalid_report_folders_are_rejected(package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "file").write_text("")
-    words = ("bench", package, "--provider", "cpu", "--report")
-    fails(capsys, 1, "choose a folder", *words, tmp_path / "file")
-    fails(capsys, 2, "which this command reads", *words, package / "reports")
-    fails(capsys, 1, "cannot be created", *words, tmp_path / "no" / "such")
-    assert not (package / "reports").exists()
-
-
 def test_failing_provider_exits_3_and_other_is_measured(package, capsys):
     assert run(["bench", str(package), "--providers", "cuda", "cpu", *QUICK]) == 3
     out, err = capsys.readouterr()
@@ -193,29 +183,6 @@ def test_ctrl_c_prints_partial_result_and_ends_child_processes(package, capsys, 
     found = json.loads(out)
     assert found["interrupted"] and sorted(entry["rounds"] for entry in found["contenders"]) == sorted(rounds)
     assert sum(len(entry["round_results"]) for entry in found["contenders"]) == 2 * when + 1
-
-
-def test_failed_profiled_round_is_an_error_only_with_report(package, tmp_path, capsys, monkeypatch):
-    def fails(self: benchmark.Race, racer: benchmark.Racer) -> None:
-        raise GenerationError("no room")
-
-    monkeypatch.setattr(benchmark.Race, "observe", fails)
-    given = ["bench", str(package), "--provider", "cpu", *QUICK, "--json"]
-    assert run([*given, "--report", str(tmp_path / "reports")]) == 1
-    out, err = capsys.readouterr()
-    (cpu,) = json.loads(out)["contenders"]
-    assert cpu["rounds"] == 1 and cpu["summary_missing_reason"] == "the profiled round failed: no room"
-    assert f"{tmp_path / 'reports' / 'cpu.json'}: not written: the profiled round failed: no room" in err
-    assert run(given) == 0, "where none was asked for"
-
-
-@pytest.mark.heavy
-def test_bench_runs_static_package_with_batch_of_two(tiny_checkpoint, exported, capsys):
-    made = exported(tiny_checkpoint("llama"), batch_size=2, static_shapes=True, prefill_chunk=8)
-    found = measured(capsys, made, "--provider", "cpu", "--prompt-tokens", "20", "--rounds", "1")
-    (turn, _) = found["contenders"][0]["round_results"]
-    assert (turn["prefill_tokens"], len(turn["tokens"])) == (40, 2) and turn["tokens"][0] == turn["tokens"][1]
-    assert found["contenders"][0]["decode"]["tokens_per_second"]["median"] > 0
 
 
 @pytest.fixture(scope="module")

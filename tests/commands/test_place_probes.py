@@ -137,16 +137,6 @@ def test_unsupported_nodes_error_names_cause_of_every_node(place, planted):
     assert "probed: with MaxPool of opset" in " ".join(done.err.split())
 
 
-def test_report_without_probes_has_no_probe_evidence(place, planted):
-    done = place(planted, "--json", "--probe-seconds", 0)
-    report = content(done)
-    assert report["probing"] is None
-    assert set(reasons(report)) == set(CODES)
-    assert all(entry["variants"] == [] and entry["missing_probes"] == "" for entry in report["fallbacks"])
-    assert {entry["evidence_kind"] for entry in report["fallbacks"]} <= {"logged", "none"}
-    assert "experiment" not in done.err
-
-
 # --- crashes -------------------------------------------------------------------------------------------------------
 
 

@@ -102,13 +102,6 @@ def test_prefix_of_ids_folder_and_adapter_continues(kind, tiny_checkpoint, expor
     assert generate(folder, " w9" if kind == "adapter" else "9", *options, "--prefix", file) == 0
 
 
-def test_every_batch_row_starts_with_prefix(pair, tmp_path, capsys):
-    file = tmp_path / "prefix"
-    assert generate(pair, BEGIN, "--save-prefix", file) == 0
-    wanted = tokens(capsys, pair, BEGIN + REST, BEGIN + " list")
-    assert tokens(capsys, pair, REST, " list", "--prefix", file) == wanted
-
-
 def test_prefix_of_other_package_is_rejected(pair, kept, capsys):
     assert generate(pair, REST, REST, "--prefix", kept) == 1
     err = capsys.readouterr().err

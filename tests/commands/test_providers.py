@@ -21,7 +21,7 @@ from partita.machine.records import EnvironmentFinding, MachineReport, ProviderE
 from partita.options.inspection import ProvidersCommand
 from partita.providers.resolve import known_providers
 from partita.runtime.chain import wheels
-from partita.runtime.chain.wheels import Wheel, environment_findings, owns_runtime, runtime_wheels
+from partita.runtime.chain.wheels import Wheel, environment_findings
 from partita.runtime.machine import describe_machine
 from partita.runtime.ort.registry import available_ort_names
 from tests.conftest import REPOSITORY
@@ -172,20 +172,6 @@ def test_duplicate_onnx_runtime_wheels_are_a_finding(tmp_path):
     assert "onnxruntime-openvino 1.24.1" in finding["evidence"]
     assert "overwrote each other's files" in finding["evidence"]
     assert finding["remedies"][0]["command"][:4] == ["pip", "uninstall", "--yes", "onnxruntime"]
-
-
-def test_wheel_hiding_another_wheel_is_a_finding(monkeypatch):
-    both = (Wheel("onnxruntime", "1.31.1", "/first"), Wheel("onnxruntime-gpu", "1.31.1", "/second"))
-    monkeypatch.setattr(wheels, "runtime_wheels", lambda: both)
-    (finding,) = environment_findings((), imported_version="1.31.1", import_error=None)
-    assert finding.reason == "duplicate_runtime"
-    assert finding.evidence.startswith("onnxruntime 1.31.1 in /first hides onnxruntime-gpu 1.31.1")
-
-
-def test_installed_onnx_runtime_wheel_is_listed_once():
-    assert len(runtime_wheels()) == 1
-    assert owns_runtime("onnxruntime/__init__.py,sha256=x,1\n")
-    assert not owns_runtime("my/onnxruntime/__init__.py,sha256=x,1\n")
 
 
 def test_missing_runtime_and_version_mismatch_are_findings(monkeypatch):

@@ -260,11 +260,6 @@ def test_report_diff_check_and_explain_json_match_schemas(package, tmp_path, cap
     assert printed(capsys, "explain", "report", "explain", report, node)["schema"] == "partita.explanation/1"
 
 
-def test_bench_json_matches_schema(package, capsys):
-    told = printed(capsys, "bench", "bench", package, "--provider", "cpu", "--rounds", 1, "-n", 2)
-    assert told["schema"] == "partita.bench/1"
-
-
 @pytest.mark.parametrize(
     ("arguments", "kind", "code"),
     [

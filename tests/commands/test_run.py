@@ -107,17 +107,6 @@ def test_checkpoint_is_exported_once_and_again_after_change(cache, checkpoint, t
     assert texts(capsys, "cache", "list") == "" and not package.exists()
 
 
-@pytest.mark.parametrize("content", ["{", '{"schema": "partita.package/1", "unknown": 1}'])
-def test_damaged_cached_package_is_listed_and_exported_again(cache, checkpoint, tmp_path, capsys, content):
-    checkpoint = shutil.copytree(checkpoint, tmp_path / "my-model")
-    first = texts(capsys, "run", checkpoint, *WORDS)
-    (package,) = cache.iterdir()
-    (package / "manifest.json").write_text(content)
-    assert "damaged" in texts(capsys, "cache", "list")
-    assert texts(capsys, "run", checkpoint, *WORDS) == first
-    assert "damaged" not in texts(capsys, "cache", "list")
-
-
 @pytest.mark.usefixtures("cache", "no_export")
 def test_package_runs_without_export(exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
     same = ("Return the", "--max-new-tokens", 4, "--provider", "cpu")
@@ -329,34 +318,6 @@ def test_hub_onnx_decoder_runs_without_export(home, hub, partita, cache, tmp_pat
     if home == ".":
         assert partita("run", "me/onnx", *IDS, HF_ENDPOINT="http://127.0.0.1:9")[:2] == (0, text), "offline"
     assert not list(cache.glob("[!.]*")), "nothing was exported"
-
-
-def test_only_selected_onnx_variant_is_downloaded(hub, partita, cache, tmp_path):
-    folder = tmp_path / "repository"
-    (folder / "onnx").mkdir(parents=True)
-    for file in FOREIGN.iterdir():
-        if file.suffix == ".onnx":
-            for name in (file.name, f"{file.stem}_q4.onnx", f"{file.stem}_fp16.onnx"):
-                shutil.copy(file, folder / "onnx" / name)
-                (folder / "onnx" / f"{name}_data").write_bytes(b"data")
-        else:
-            shutil.copy(file, folder)
-    hub.add("me/variants", folder)
-
-    def downloaded() -> set[str]:
-        return {each.rpartition("/")[2] for each in hub.requests if "/resolve/" in each and "/onnx/" in each}
-
-    def names(suffix: str) -> set[str]:
-        stems = {f"{file.stem}{suffix}.onnx" for file in FOREIGN.glob("*.onnx")}
-        return stems | {f"{name}_data" for name in stems}
-
-    code, text, said = partita("run", "me/variants", *IDS, "--variant", "q4")
-    assert (code, text) == (0, FOREIGN_TEXT) and downloaded() == names("_q4"), said
-    code, text, said = partita("run", "me/variants", *IDS)
-    assert (code, text) == (0, FOREIGN_TEXT) and downloaded() == names("_q4") | names(""), said
-    assert partita("run", "me/variants", *IDS, HF_ENDPOINT="http://127.0.0.1:9")[:2] == (0, text), "offline"
-    code, _, said = partita("run", "me/variants", *IDS, "--variant", "int8")
-    assert code == 2 and "--variant int8: no such variant; me/variants has" in said, said
 
 
 def test_push_rejects_invalid_package_or_repository(

@@ -209,13 +209,6 @@ def test_wrong_content_type_returns_415(server, header):
     assert "application/json" in said(answer, 415)["message"]
 
 
-def test_non_http_bytes_return_400(server):
-    with raw(server.address) as connection:
-        connection.sendall(b"\x16\x03\x01 nonsense\r\n\r\n")
-        answer = connection.recv(65536)
-    assert answer.startswith(b"HTTP/1.1 400")
-
-
 def test_large_body_returns_413_and_slow_body_returns_408(package, monkeypatch):
     monkeypatch.setattr("partita.serve.app.READ_SECONDS", 0.5)
     with running({"tiny": package}, ServerLimits(max_body=2000)) as small:
