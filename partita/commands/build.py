@@ -199,17 +199,13 @@ def _completer(each: Field, options: type[Any]) -> Callable[[str], list[str]]:
     """A function that completes the value of an option; it returns nothing for an option without known values."""
 
     def complete(incomplete: str) -> list[str]:
-        if each.option.complete == "chains":
+        if each.option.complete in ("chains", "providers"):
             return complete_chain(incomplete)
         names: Sequence[str] = each.option.choices
         if each.option.complete == "views":
             from partita.partition_reports.render.show import view_names
 
             names = view_names(options.VIEWS)
-        elif each.option.complete == "providers":
-            from partita.providers.resolve import known_providers
-
-            names = tuple(known_providers())
         return [name for name in names if name.startswith(incomplete)]
 
     return complete
@@ -245,10 +241,8 @@ def _check_text(each: Field, value: Any) -> None:
 
     An empty path would be the current folder, which no user means by an unset variable.
     """
-    names_file = each.several and PathText in get_args(each.type)
-    if not isinstance(value, (str, Path)) or not (
-        each.is_path or names_file or each.option.text in (MODEL, "not_empty")
-    ):
+    names_file = each.is_path or (each.several and PathText in get_args(each.type))
+    if not isinstance(value, str) or not (names_file or each.option.text in (MODEL, "not_empty")):
         return
     name = each.option.metavar if each.option.positional else f"`{each.argument}`"
     if not value or (value.endswith("=") and get_origin(each.type) is Mapping):
