@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -11,30 +10,18 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, parser
+from onnx import TensorProto, helper
 
-import partita
 from partita import cli
 from partita.cli import run
 from partita.package.folder import MANIFEST, WEIGHTS, read_manifest
-from partita.remedies import LFS_HEAD, Remedy, permission
+from partita.remedies import LFS_HEAD, permission
 from tests.conftest import REPOSITORY
 from tests.remedies import remedy_of
 
 PROMPT = "return the value of"
-
-
-@pytest.fixture
-def gather(tmp_path: Path) -> Path:
-    """A lookup in a table of four rows; `ids` is int64[n]."""
-    text = (
-        "g (int64[n] ids) => (float[n,2] y) <float[4,2] table = {0,0,0,0,0,0,0,0}> { [lookup] y = Gather (table, ids) }"
-    )
-    onnx.save(parser.parse_model(f'<ir_version: 10, opset_import: ["" : 17]>\n{text}'), tmp_path / "m.onnx")
-    return tmp_path / "m.onnx"
 
 
 def decoder(path: Path, layers: int) -> Path:
@@ -114,43 +101,6 @@ def test_report_pages_on_stdout_are_always_utf_8(package, tmp_path, capsys):
         assert len(done.stdout.decode("utf-8")) > 100
 
 
-def test_failed_run_report_fails_every_check(gather, tmp_path, capsys):
-    file = tmp_path / "report.json"
-    np.save(tmp_path / "far.npy", np.array([99], np.int64))
-    given = ["--input", f"ids={tmp_path / 'far.npy'}", "--report", file, "--max-copies", 9]
-    assert "failed" in failed(capsys, 1, "place", gather, "-e", "cpu", *given)
-    report = json.loads(file.read_text(encoding="utf-8"))
-    assert report["summary"]["state"] == "failed" and report["failure"].startswith("a run on the given values of ids")
-    assert report["exceeded_limits"] == ["--max-copies 9: cannot be confirmed: the run failed"]
-    assert "2 of 2 checks failed" in failed(capsys, 5, "report", "check", file, "--require", "provider=cpu,share>=1")
-    assert "its run failed" in partita.Report.read(file).to_markdown()
-    with pytest.raises(partita.CheckFailedError, match="the run of the report failed"):
-        partita.Report.read(file).check("provider=cpu,share>=1")
-
-
-@pytest.mark.parametrize("process", ["this", "child"])
-def test_report_of_default_chain_lists_unavailable_installed_provider(gather, monkeypatch, process):
-    from partita.providers.resolve import Resolution, known_providers
-    from partita.runtime.chain import provider_check
-
-    known = known_providers()
-    lost = Resolution(
-        known["cuda"], "unavailable", "library_missing", "libcublas.so.13: not there", Remedy("install it")
-    )
-    chain = provider_check.DefaultChain((known["cpu"],), "cuda could not start (library_missing); so cpu", (lost,))
-    monkeypatch.setattr(provider_check, "best_chain", lambda _: chain)
-    report = partita.place(gather, shapes={"n": 1}, process=process, probe_seconds=0)
-    assert [(entry.provider, entry.status) for entry in report.chain] == [
-        ("CUDAExecutionProvider", "unavailable"),
-        ("CPUExecutionProvider", "active"),
-    ]
-    assert report.chain[0].remedy == "install it" and report.request.chain == ("CPUExecutionProvider",)
-    said = "Ran on CPU; CUDA is installed but could not start: library_missing"
-    assert said in report.to_markdown()
-    with pytest.raises(partita.CheckFailedError, match="1 provider could not start: CUDAExecutionProvider"):
-        report.check("unavailable=0")
-
-
 # What is given in place of a package is called by its name, and the command that is named takes it as it is
 
 
@@ -203,17 +153,6 @@ def test_wrong_file_kind_error_suggests_matching_verb(package: Path, capsys: pyt
     assert "the report of a run" in told(capsys, "place", "run.json", "--provider", "cpu")
 
 
-@pytest.mark.parametrize("name", [MANIFEST, "model.onnx"])
-def test_file_inside_package_error_names_package_folder(
-    package: Path, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert "name pkg instead" in told(capsys, "generate", package / name, "hi", "--provider", "cpu")
-
-
-def test_parent_folder_error_names_contained_package(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert f"name {Path().resolve() / 'pkg'} instead" in told(capsys, "generate", Path().resolve(), "hi")
-
-
 @pytest.mark.parametrize("target", ["gone", "link"])
 def test_broken_symbolic_link_is_reported_with_target(target, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -228,12 +167,6 @@ def test_gguf_file_with_wrong_magic_is_rejected(tmp_path, capsys):
     file.write_bytes(b"<html>not found</html>")
     line = told(capsys, "run", file, "hi")
     assert "model.gguf: not a GGUF file: its first bytes are not `GGUF`; download it again" in line
-
-
-def test_hub_name_error_suggests_export_command(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert remedy_of("verify", "owner/name").command == ("partita", "export", "owner/name", "name-package")
-    assert remedy_of("verify", "nothing").command == ("partita", "export", "CHECKPOINT", "nothing")
-    assert "no such folder" in told(capsys, "verify", "nothing")
 
 
 # Git LFS

@@ -15,10 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import platformdirs
 import pytest
-from platformdirs.macos import MacOS
-from platformdirs.unix import Unix
 
 from partita.cli import REPORT_VERBS, VERBS, run
 from partita.errors import ReportError
@@ -350,17 +347,6 @@ def test_report_commands_read_stdin(files: Files) -> None:
     assert once.returncode == 2 and "stdin" in once.stderr
 
 
-def test_report_to_dev_stdout_is_appended(files: Files) -> None:
-    told = in_shell(
-        "partita generate package 1,2 --token-ids --max-new-tokens 3 --provider cpu --report /dev/stdout > all.txt",
-        files.folder,
-    )
-    assert told.returncode == 0, told.stderr
-    text = (files.folder / "all.txt").read_bytes()
-    assert b"\0" not in text and json.loads(text[text.index(b"{") :])["schema"] == "partita.report/1"
-    assert len(text[: text.index(b"{")].split()) == 3
-
-
 @pytest.mark.parametrize("code", [errno.EBUSY, errno.EACCES])
 def test_file_is_written_in_place_if_replace_fails(tmp_path: Path, monkeypatch, code: int) -> None:
     """A file that is mounted by itself in a container cannot be replaced by renaming."""
@@ -385,23 +371,3 @@ def test_cache_variable_sets_or_disables_cache_folder(monkeypatch: pytest.Monkey
     assert cache_folder("probes") == tmp_path / "probes"
     monkeypatch.setenv(CACHE_VARIABLE, "")
     assert cache_folder("probes") is None, "an empty variable: nothing is kept"
-
-
-@pytest.mark.parametrize(
-    ("system", "variable", "folder"),
-    [
-        (Unix, "HOME/xdg", "xdg/partita"),
-        (Unix, "", ".cache/partita"),
-        (Unix, "relative/folder", ".cache/partita"),
-        (MacOS, None, "Library/Caches/partita"),
-    ],
-)
-def test_cache_folder_defaults_to_system_cache(system, variable, folder, monkeypatch, tmp_path) -> None:
-    for name in (CACHE_VARIABLE, "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(platformdirs, "PlatformDirs", system)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    if variable is not None:
-        monkeypatch.setenv("XDG_CACHE_HOME", variable.replace("HOME", str(tmp_path)))
-    for kind in ("probes", "cuda-dry-run"):
-        assert cache_folder(kind) == tmp_path / folder / kind

@@ -210,16 +210,6 @@ def project() -> dict[str, Any]:
     return found
 
 
-def test_onnxruntime_gpu_wheel_declares_cuda_and_cudnn_extras() -> None:
-    from importlib import metadata
-
-    try:
-        told = metadata.metadata("onnxruntime-gpu").get_all("Provides-Extra") or []
-    except metadata.PackageNotFoundError:
-        pytest.skip("onnxruntime-gpu is not installed")
-    assert {"cuda", "cudnn"} <= set(told)
-
-
 def test_every_reason_and_provider_code_has_a_remedy() -> None:
     for reason in REASONS.values():
         assert reason.remedy

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -200,30 +199,6 @@ def test_report_path_must_differ_from_output_and_journal(summing, tmp_path, monk
     assert run(words(summing, Path("in.jsonl"), Path("out.jsonl"), "--report", name)) == 2
     assert "which this command writes as well; name another" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["in.jsonl"]
-
-
-@pytest.mark.usefixtures("no_bytecode")
-def test_full_disk_on_publish_keeps_completed_rows(summing, tmp_path, capsys, monkeypatch):
-    """RLIMIT_FSIZE stops the Parquet table, which is larger than the journal."""
-    require("pyarrow")
-    from pyarrow import parquet
-
-    source, out = written(tmp_path / "in.jsonl", ROWS[:6]), tmp_path / "out.parquet"
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (3000, before[1]))
-    try:
-        assert run(words(summing, source, out)) == 1
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    said = " ".join(capsys.readouterr().err.split())
-    assert "all rows are complete: free disk space and run the same command again" in said
-    assert not any("tmp" in path.name for path in tmp_path.iterdir()) and not out.exists()
-    monkeypatch.setattr("partita.library.engine.scheduler.Scheduler.submit", None)  # nothing is answered again
-    assert run(words(summing, source, out)) == 0
-    assert "6 rows already answered by an earlier run" in capsys.readouterr().err
-    assert not (tmp_path / "out.parquet.partial").exists()
-    found = parquet.read_table(out).to_pylist()
-    assert [row["tokens"] for row in found] == [known_tokens(r["tokens"], r["max_new_tokens"]) for r in ROWS[:6]]
 
 
 def piped(monkeypatch: pytest.MonkeyPatch, rows: Sequence[Any]) -> None:

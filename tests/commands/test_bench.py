@@ -37,41 +37,6 @@ def measured(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str
     return found
 
 
-@pytest.mark.heavy
-def test_two_chains_alternate_and_are_compared(package, capsys, monkeypatch):
-    order: list[tuple[int, str]] = []
-    take_turn = benchmark.Race.run_round
-
-    def noted(self: benchmark.Race, racer: benchmark.Racer, number: int) -> None:
-        order.append((number, racer.name))
-        take_turn(self, racer, number)
-
-    monkeypatch.setattr(benchmark.Race, "run_round", noted)
-    words = ("--rounds", "2", "--max-new-tokens", "6", "--provider-option", "cuda.device_id=0")
-    found = measured(capsys, package, "--providers", NO_DEVICE, "cpu", *words)
-    assert order == [(0, NO_DEVICE), (0, "cpu"), (1, "cpu"), (1, NO_DEVICE), (2, NO_DEVICE), (2, "cpu")]
-    first, cpu = found["contenders"]
-    assert found["baseline"] == "cpu" and found["verdict"][0].startswith(f"{NO_DEVICE} is ")
-    assert "cuda is not used: library_missing" in found["verdict"][0] or "device_missing" in found["verdict"][0]
-    assert (first["rounds"], cpu["rounds"], first["same_tokens"], first["repeatable"]) == (2, 2, True, True)
-    assert [len(turn["decode_ms"]) for turn in cpu["round_results"]] == [5, 5, 5]
-    assert [len(turn["tokens"][0]) for turn in cpu["round_results"]] == [6, 6, 6]
-    assert {tuple(phase["nodes_by_provider"]) for phase in cpu["summary"]["phases"]} == {("CPUExecutionProvider",)}
-    assert cpu["load_seconds"] > 0 and cpu["peak_rss_bytes"] > 1 << 20
-    assert {entry["phase"] for entry in first["ratios"]} == {"prefill", "decode"} and not cpu["ratios"]
-
-
-def test_bench_tokens_match_generate(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    prompt = ("--prompt", "1,45,7,99", "--token-ids")
-    found = measured(capsys, package, "--provider", "cpu", *prompt, "--rounds", "1", "--max-new-tokens", "6")
-    out, _ = succeeds(
-        capsys, "generate", package, "1,45,7,99", "--token-ids", "--max-new-tokens", "6", "--provider", "cpu", "--json"
-    )
-    ours = found["contenders"][0]["round_results"][0]["tokens"][0]
-    theirs = json.loads(out)["rows"][0]["tokens"]
-    assert ours[: len(theirs)] == theirs and len(ours) == 6
-
-
 def test_reports_are_written_to_folder(package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "reports"
     succeeds(capsys, "bench", package, "--provider", "cpu", "--provider", NO_DEVICE, *QUICK, "--report", folder)

@@ -160,24 +160,6 @@ def test_invalid_prompts_are_rejected(package, capsys, monkeypatch):
     fails(capsys, 2, "stdin is not UTF-8 (byte 3)", "generate", package, "-")
 
 
-def test_token_counts_exclude_padding_and_finished_rows(tiny_checkpoint, exported, tmp_path, capsys):
-    """50 and 3 prompt tokens; the longer row fills its cache first and the other row continues."""
-    package, report = exported(tiny_checkpoint("qwen2"), batch_size=2), tmp_path / "r.json"
-    long, short = ",".join(["7"] * 50), "9,8,7"
-    out, _ = succeeds(
-        capsys, "generate", package, long, short, "--token-ids", "--max-new-tokens", 40, "--json", "--report", report
-    )
-    answer, read = json.loads(out), json.loads(report.read_text())
-    prefill, decode = read["phases"]
-    made = [len(row["tokens"]) for row in answer["rows"]]
-    assert made[0] < made[1]
-    assert prefill["tokens"] == answer["timings"]["prompt_tokens"] == 53
-    assert decode["tokens"] == answer["timings"]["decode_tokens"]
-    assert decode["tokens"] < 2 * decode["steps"], "the finished row was counted"
-    assert [check for check in read["checks"] if not check["passed"]] == []
-    assert decode["tokens_per_second"] == pytest.approx(answer["timings"]["decode_tokens_per_second"])
-
-
 def test_invalid_packages_are_rejected(tmp_path: Path, own_package: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fails(capsys, 1, "no such file or folder", "generate", tmp_path / "absent", PROMPT)
     (tmp_path / "empty").mkdir()
@@ -278,16 +260,6 @@ def into_closed_pipe(*arguments: object, **environment: str) -> subprocess.Compl
     )
     assert b"Traceback" not in done.stderr and b"Exception" not in done.stderr, done.stderr
     return done
-
-
-@pytest.mark.parametrize(("options", "unbuffered"), [((), ""), (("--json",), "1")])
-def test_closed_stdout_exits_0_and_writes_report(package, tmp_path, options, unbuffered):
-    report = tmp_path / "r.json"
-    arguments = ("generate", package, PROMPT, "--max-new-tokens", 40, "--report", report, *options)
-    done = into_closed_pipe(*arguments, PYTHONUNBUFFERED=unbuffered)
-    assert done.returncode == 0, done.stderr
-    totals = json.loads(report.read_text())["totals"]
-    assert totals["finish_reason"] == "length" or "stdout was closed" in totals["finish_detail"]
 
 
 def test_closed_stdout_keeps_exit_codes_of_other_commands(package: Path, own_package: Path, tmp_path: Path) -> None:

@@ -21,9 +21,8 @@ from partita.library import model_cache
 from partita.library.api import Audience
 from partita.options.export import ExportOptions
 from partita.package.folder import read_manifest, write_manifest
-from tests.conftest import DEMO_CHECKPOINT, TinyCheckpoint, require
+from tests.conftest import DEMO_CHECKPOINT, TinyCheckpoint
 from tests.foreign.conftest import SAMPLES
-from tests.gguf_files import save_gguf
 from tests.local_hub import Hub, local_hub
 
 Partita = Callable[..., tuple[int, str, str]]
@@ -113,16 +112,6 @@ def test_package_runs_without_export(exported: Path, capsys: pytest.CaptureFixtu
     assert texts(capsys, "run", exported, *WORDS) == texts(capsys, "generate", exported, *same)
     chatted = texts(capsys, "run", exported, *same)
     assert chatted == texts(capsys, "generate", exported, *same, "--chat")
-
-
-def test_gguf_file_is_exported_once(cache, tiny_checkpoint, tmp_path, capsys, monkeypatch):
-    require("gguf")
-    file = save_gguf(tmp_path / "tiny.gguf", tiny_checkpoint("llama"), "Q8_0")
-    first = texts(capsys, "run", file, *WORDS)
-    (package,) = cache.iterdir()
-    assert package.name.startswith("tiny-auto-") and read_manifest(package).source.model_type == "llama"
-    monkeypatch.setattr(model_cache, "run_export", None)
-    assert texts(capsys, "run", file, *WORDS) == first
 
 
 def test_model_commands_share_cached_export(cache, exported, capsys, monkeypatch):
@@ -258,19 +247,6 @@ def test_hub_model_is_exported_once_and_runs_offline(hub, partita, cache, tmp_pa
     assert read_manifest(package).source.checkpoint == f"me/tiny@{hub.commit('me/tiny')}"
     gone = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path / "nothing")}
     assert partita(*command, **gone)[:2] == (0, text), "without a connection: the commit that was found last"
-
-
-@pytest.mark.usefixtures("cache")
-def test_new_hub_commit_is_exported_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(options: ExportOptions, *others: object) -> None:
-        raise KeyError(options.checkpoint)
-
-    monkeypatch.setattr(model_cache, "run_export", refuse)
-    for sha in ("a" * 40, "b" * 40):
-        info = SimpleNamespace(sha=sha, siblings=[])
-        monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *given, info=info, **settings: info)
-        with pytest.raises(KeyError, match=f"me/tiny@{sha}"):
-            model_cache.folder_of("me/tiny", revision="v1")
 
 
 @pytest.mark.parametrize(

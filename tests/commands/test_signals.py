@@ -16,7 +16,6 @@ import psutil
 import pytest
 from onnx import parser
 
-from partita.errors import INTERRUPTED
 from partita.library.engine.jobs import Crashed, CrashError, despite_crashes
 from partita.observations.names import EXPERIMENTS, RUN
 from partita.providers.resolve import parse_chain
@@ -134,21 +133,6 @@ def test_simultaneous_signals_raise_once(monkeypatch: pytest.MonkeyPatch) -> Non
     signal.signal(signal.SIGHUP, ignored)
 
 
-def test_ctrl_c_during_import_exits_130_with_single_line() -> None:
-    program = (
-        "import sys\n"
-        "class Interrupts:\n"
-        "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name == 'typer':\n"
-        "            raise KeyboardInterrupt\n"
-        "sys.meta_path.insert(0, Interrupts())\n"
-        "from partita.__main__ import main\n"
-        "main()\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=child_environment())
-    assert (done.returncode, done.stderr, done.stdout) == (130, "partita: interrupted\n", "")
-
-
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_signal_lost_in_destructor_is_raised_again(number: int, code: int) -> None:
     program = (
@@ -254,31 +238,3 @@ def test_crashing_provider_is_identified_and_excluded() -> None:
     tried.clear()
     assert despite_crashes(chain, place, package=True) == "a report"
     assert [list(crashed) for crashed in tried] == [[], ["openvino"], ["webgpu"]]
-
-
-@pytest.mark.parametrize(("verb", "number"), [("generate", signal.SIGTERM), ("place", signal.SIGINT)])
-def test_signal_to_command_ends_worker_process(package, tmp_path, verb, number):
-    """Only the parent process receives the signal."""
-    running = subprocess.Popen(
-        command(package, library(tmp_path, HANGS), verb),
-        stderr=subprocess.PIPE,
-        text=True,
-        env=child_environment(),
-        start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
-    child = psutil.Process(running.pid)
-    for _ in range(600):
-        time.sleep(0.2)
-        if grandchildren := child.children():
-            break
-    assert grandchildren, "it ran in the process of the command"
-    time.sleep(1)
-    running.send_signal(number)
-    if verb == "place" and number == signal.SIGINT:  # the first asks it to report what there is
-        time.sleep(1)
-        running.send_signal(number)
-    _, err = running.communicate(timeout=120)
-    assert running.returncode == (INTERRUPTED if number == signal.SIGINT else 128 + number)
-    assert "Traceback" not in err
-    assert psutil.wait_procs(grandchildren, timeout=60)[1] == []
