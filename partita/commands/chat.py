@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from partita.commands.arguments import Showing, Stdout, package_of, print_written
-from partita.commands.generate import open_batch, open_model, print_notes
+from partita.commands.generation import open_batch, open_model, print_notes
 from partita.commands.terminal import note, write_stdout
 from partita.errors import INTERRUPTED, PartitaError, UsageError
 from partita.files import Output, cache_folder, reserve

@@ -1,54 +1,58 @@
-"""`partita generate`: checks the options, then generates, runs a prompt file or saves a prefix; `run` and `cache`.
+"""`partita generate`: checks the options, then generates, saves a prefix, or answers a prompt file; `run` and `cache`.
 
-Text goes to stdout token by token, timings to stderr. Ctrl-C becomes a finish reason and an exit code, and every way a
-run can end still writes its report.
+Rows of a prompt file are answered here or on a Ray cluster.
 """
 
 from __future__ import annotations
 
+import secrets
+import shutil
+import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import asdict, fields, replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from partita.check.requirements import Limits, check_limits
 from partita.commands.arguments import (
-    STDOUT,
     Sink,
     package_of,
     parse_ids,
-    print_written,
     read_prompts,
     refuse_two_on_stdout,
     reserve_output,
 )
-from partita.commands.results import GeneratedRow, GenerateResult, GenerationTimings, fact_of
-from partita.commands.terminal import (
-    TERMINAL,
-    note,
-    print_note,
-    print_record,
-    print_target_notes,
-    write_stderr,
-    write_stdout,
+from partita.commands.generation import (
+    check_placement,
+    open_batch,
+    open_model,
+    print_notes,
+    run_fields,
+    run_generation,
+    save_prefix,
+    write_report,
 )
-from partita.errors import INTERRUPTED, GenerationError, PartitaError, UsageError
-from partita.files import Output, reserve
+from partita.commands.results import BatchResult, ClusterResult
+from partita.commands.terminal import Bars, note, print_record, write_stdout
+from partita.errors import INTERRUPTED, PartitaError, UsageError
+from partita.files import reserve
 from partita.foreign.folder import Choice, open_folder
 from partita.library import model_cache
+from partita.library.batches.batch_run import PIPE, BatchRunResult, Progress, check_files, run_file, run_rows
+from partita.library.batches.journal import contents_hash, interrupted_text, journal_path
+from partita.library.batches.prompt_files import InputFile, scan_file
+from partita.library.batches.rows import AnswerRow, InputRow, RowDefaults, check_defaults
 from partita.library.chain import Target, read_chain
-from partita.library.engine.base import Engine, ReportRequest
+from partita.library.engine.base import ReportRequest
 from partita.library.engine.requests import check_speculation
-from partita.library.generation import Generation
-from partita.library.loading import open_engine
-from partita.library.model import Model
-from partita.library.notes import chunk_ignored, opened_notes
-from partita.library.run_report import limits_error
-from partita.library.sampling import Sampling, complete_sampling_for
-from partita.observations.text_format import human_bytes, listing, percent, plural
+from partita.library.generation import sampling_options
+from partita.library.notes import chunk_ignored
+from partita.library.sampling import SEED_BITS, Sampling, complete_sampling_for
+from partita.observations.text_format import human_bytes, listing, plural
 from partita.options.fields import describe_fields, group, input_paths, path_of
 from partita.options.generation import (
     BatchOptions,
@@ -58,21 +62,19 @@ from partita.options.generation import (
     GenerateCommand,
     RunCommand,
     RunOptions,
-    SamplingValues,
     SpeculationOptions,
 )
-from partita.options.groups import PlacementLimits
-from partita.options.placement import PlaceOptions
+from partita.options.groups import PlacementLimits, ProviderChain
 from partita.package.folder import Manifest
-from partita.partition_reports import storage
-from partita.partition_reports.outcome import FEW_STEPS, TOO_FEW
 from partita.runtime.generate.checks import check_adapter
-from partita.runtime.generate.prefix_file import read_content, system_of
-from partita.runtime.generate.text.chat_templates import conversation, has_template
-from partita.runtime.generate.text.tokens import load_text
+from partita.runtime.generate.prefix_file import read_content
+from partita.runtime.generate.text.chat_templates import has_template
+from partita.runtime.generate.text.tokens import stop_token_ids
 
-LIMIT_RUNS = 2
-"""Runs per phase for measuring the copies of a step."""
+Answer = Callable[[Iterator[InputRow], RowDefaults], Iterator[AnswerRow]]
+"""Answers rows; see `run_file`."""
+Followed = tuple[BatchRunResult | None, PartitaError | KeyboardInterrupt | None, Progress | None]
+"""The result of a run, or what ended it; and its last progress."""
 
 
 def run(given: GenerateCommand) -> int:
@@ -97,9 +99,6 @@ def run(given: GenerateCommand) -> int:
     reads, written = input_paths(options), list[Path]()
     source, output, saved = path_of(options.input), path_of(options.output), path_of(options.save_prefix)
     if source is not None and output is not None:
-        from partita.library.batches.batch_run import check_files
-        from partita.library.batches.journal import journal_path
-
         reserve_output(output, "answers", reads, option="--output")
         check_files(source, output)
         written += (output, journal_path(output))
@@ -110,8 +109,6 @@ def run(given: GenerateCommand) -> int:
         refuse_two_on_stdout(Path(options.report), as_json=options.as_json)
         sink = reserve_output(Path(options.report), "report", (*reads, *written), option="--report")
     if source is not None and output is not None:
-        from partita.commands.batch import run_batch
-
         return run_batch(options, requested, target, manifest, sink)
     if saved is not None:
         return save_prefix(options, target, prompts, manifest)
@@ -158,227 +155,6 @@ def _check_saving(options: GenerateCommand) -> None:
         raise UsageError("--save-prefix stores one text; give one prompt, or --system and no prompt")
 
 
-def run_generation(
-    options: GenerateCommand, target: Target, prompts: Sequence[str], manifest: Manifest, sink: Sink | None
-) -> int:
-    """Load, generate, write the report to `sink`; returns the exit code."""
-    check_placement(options, target)
-    with open_model(options, target, manifest, observe=sink is not None) as model:
-        generation = _begin(options, model, prompts)  # before the notes: an error is one line
-        notes = chunk_ignored(options.prefill_chunk, generation.chunk)
-        print_notes(target, model, notes)
-        if len(prompts) > 1 and not options.token_ids and not any(" " in prompt for prompt in prompts):
-            print_note(f"{plural(len(prompts), 'prompt')}; for one prompt, put it in quotes")
-        cut_short, closed = False, ""
-        try:
-            if not _print_steps(options, generation):
-                closed = "stdout was closed"
-            if options.as_json:
-                print_record(_record(options, generation, model, target, notes))
-            _print_timings(model, generation)
-        finally:  # stdout may be full
-            if sink is not None:
-                request = model.report_request(generation.progress, options.probe_seconds)
-                prefix = {} if options.prefix is None else {"prefix": str(options.prefix)}
-                request = replace(
-                    request,
-                    finish_detail=request.finish_detail or closed,
-                    notes=(*notes, *target.notes),
-                    options={**request.options, **prefix},
-                    limits=Limits.of(options),
-                )
-                cut_short = write_report(sink, model.engine, request, failed=generation.error is not None)
-    if isinstance(generation.error, PartitaError):
-        raise generation.error
-    return INTERRUPTED if generation.error is not None or cut_short else 0
-
-
-def open_model(options: RunOptions, target: Target, manifest: Manifest, *, observe: bool = True) -> Model:
-    """Load the tokenizer, unless prompts are token ids, and the package. Raises the errors of both."""
-    began, text, folder = time.perf_counter(), None, Path(options.package)
-    with_text = not getattr(options, "token_ids", False)
-    if with_text:
-        takes_ids = isinstance(options, GenerateCommand) and not (options.is_chat or options.stop)
-        text = load_text(folder, manifest.tokenizer, manifest.graph.max_length, takes_ids=takes_ids)
-    seconds = time.perf_counter() - began
-    engine = open_engine(
-        folder,
-        manifest,
-        target,
-        Choice.of(options),
-        observe=observe,
-        refusal_seconds=options.probe_seconds,
-        audience=TERMINAL,
-        with_text=with_text,
-    )
-    return Model(engine, text=text, with_text=with_text, text_seconds=seconds)
-
-
-def open_batch(options: RunOptions, model: Model) -> Engine:
-    """The engine of a model, open for requests. Raises UsageError, GenerationError."""
-    return model.scheduler(**asdict(group(options, BatchOptions)))
-
-
-def _begin(options: GenerateCommand, model: Model, prompts: Sequence[str]) -> Generation:
-    """Queue the prompts. Raises GenerationError for invalid prompts."""
-    begin: Callable[..., Generation]
-    if options.is_chat:
-        prefix = path_of(options.prefix)
-        system = options.system if prefix is None else system_of(read_content(prefix))
-        begin = partial(model.chat, [conversation(prompt, system) for prompt in prompts])
-    else:
-        begin = partial(model.generate, [parse_ids(prompt) for prompt in prompts] if options.token_ids else prompts)
-    return begin(sampling=options.sampling, stop=options.stop, **asdict(group(options, BatchOptions)))
-
-
-def print_notes(target: Target, model: Model, notes: Sequence[str] = ()) -> None:
-    """Notes for the user before the first token."""
-    print_target_notes(target)
-    for line in (*opened_notes(target, model.engine.opened, model.manifest), *notes):
-        print_note(line)
-
-
-def check_placement(options: GenerateCommand, target: Target) -> None:
-    """Raise ProviderError before the first token if the placement exceeds the limits.
-
-    Bytes are known only from runs, so the package is opened for this alone and run on tokens that mean nothing.
-    """
-    limits = Limits.of(options)
-    if not limits.as_dict():
-        return
-    from partita.library.place.placement import place_model
-
-    placing = PlaceOptions(
-        options.package,
-        threads=options.threads,
-        runs=LIMIT_RUNS,
-        probe_seconds=0.0,
-        **asdict(limits),
-        **asdict(Choice.of(options)),
-    )
-    report, error = place_model(placing, target, audience=TERMINAL)
-    if error := error or limits_error(report):
-        raise error
-
-
-def _ids(tokens: Sequence[int]) -> str:
-    return "".join(f"{token} " for token in tokens)
-
-
-def _print_steps(options: GenerateCommand, generation: Generation) -> bool:
-    """Run the steps until they end or stdout is closed; return whether it is open. What ends it is `generation.error`.
-
-    The text of a single row is printed token by token, and on stderr if stdout is for the report.
-    """
-    write = write_stderr if options.report == STDOUT else write_stdout
-    live = len(generation.progress.tickets) == 1 and not options.as_json
-    shown, is_open = 0, True
-    with suppress(KeyboardInterrupt, PartitaError):
-        for step in generation:
-            piece = _ids(step.tokens[0]) if options.token_ids else step.text
-            if live and piece:
-                shown += len(step.text)
-                is_open = write(piece)
-            if not is_open:
-                break
-    try:
-        generation.close()
-    except PartitaError as error:
-        generation.error = generation.error or error
-    if options.as_json or not is_open:
-        return is_open
-    if live:
-        return write(generation.text[shown:] + "\n")  # a row that was cut off may have held text back
-    answers = generation.results
-    texts = [_ids(answer.tokens) if options.token_ids else answer.text for answer in answers]
-    return write("".join(f"[{number}] {text}\n" for number, text in enumerate(texts, start=1)))
-
-
-def run_fields(options: GenerateCommand, model: Model, target: Target, notes: tuple[str, ...]) -> dict[str, Any]:
-    """The fields of `RunResult`."""
-    return {
-        "package": str(options.package),
-        "chain": model.chain,
-        "chain_source": target.source,
-        "options": SamplingValues(**options.sampling.figures()),
-        "adapter": options.adapter,
-        "threads": options.threads,
-        "load_seconds": model.load_seconds,
-        "notes": notes + target.notes,
-    }
-
-
-def _record(
-    options: GenerateCommand, generation: Generation, model: Model, target: Target, notes: tuple[str, ...]
-) -> GenerateResult:
-    """The generation for `--json`."""
-    error, results = generation.error, generation.results
-    return GenerateResult(
-        **run_fields(options, model, target, notes),
-        prefill_chunk_tokens=generation.chunk,
-        tokenizer_load_seconds=model.text_seconds,
-        rows=tuple(GeneratedRow.copy_of(row, text=None if options.token_ids else row.text) for row in results),
-        timings=GenerationTimings(**generation.timings),
-        speculation=generation.speculation,
-        error=fact_of(error) if isinstance(error, PartitaError) else None,
-    )
-
-
-def _print_timings(model: Model, generation: Generation) -> None:
-    """Print a line on stderr."""
-    figures = generation.timings
-    parts = [f"load {model.load_seconds:.2f} s"]
-    if speed := figures["prefill_tokens_per_second"]:
-        parts.append(f"prompt {plural(figures['prompt_tokens'], 'token')} at {speed:.0f} tokens/s")
-    if seconds := figures["first_token_seconds"]:
-        parts.append(f"first token after {seconds * 1e3:.0f} ms")
-    if speed := figures["decode_tokens_per_second"]:
-        few = f" ({TOO_FEW})" if figures["decode_steps"] < FEW_STEPS else ""
-        parts.append(f"{figures['decode_tokens']} more at {speed:.1f} tokens/s{few}")
-    drafts = generation.speculation
-    if drafts is not None and drafts.acceptance_rate is not None:
-        gain = "" if drafts.speedup is None else f", {drafts.speedup:.2f} times the speed without speculative decoding"
-        parts.append(f"{percent(drafts.acceptance_rate)} of {drafts.drafted} draft tokens accepted{gain}")
-    reasons = sorted({answer.finish_reason or "unfinished" for answer in generation.results})
-    note("; ".join([*parts, f"finish: {', '.join(reasons)}"]))
-
-
-def write_report(sink: Sink, engine: Engine, request: ReportRequest, *, failed: bool = False) -> bool:
-    """Write the report; whether Ctrl-C ended the experiments for it. `failed`: the run was ended, perhaps too early for
-    a report.
-    """
-    try:
-        report = engine.report(request)
-    except PartitaError:
-        if not failed:
-            raise
-        return False
-    sink.write(storage.to_json(report))
-    if isinstance(sink, Output):
-        print_written("report", sink.path)
-    return bool(report.interruptions)
-
-
-def save_prefix(options: GenerateCommand, target: Target, prompts: Sequence[str], manifest: Manifest) -> int:
-    """Read the prompt or the system message, and save the prefix; returns the exit code."""
-    assert options.save_prefix is not None
-    given = None if options.system is not None else parse_ids(prompts[0]) if options.token_ids else prompts[0]
-    if given == "":
-        raise GenerationError("the prompt is empty; give some text to save")
-    with open_model(options, target, manifest, observe=False) as model:
-        print_notes(target, model)
-        saved = model.save_prefix(
-            options.save_prefix,
-            given,
-            system=options.system,
-            prefill_chunk=options.prefill_chunk,
-            adapter=options.adapter,
-        )
-    read = f"{plural(saved.tokens, 'token')}, prefilled in {saved.seconds:.2f} s; {human_bytes(saved.size_bytes)}"
-    note(f"prefix: {options.save_prefix} ({read}; use it with --prefix)")
-    return 0
-
-
 def run_any(options: RunCommand) -> int:
     """`partita run`: generate, or chat without a prompt; returns the exit code."""
     if not options.prompts and (options.report or options.as_json or options.raw or options.token_ids):
@@ -410,3 +186,158 @@ def remove_cached(options: CacheRemoveCommand) -> None:
     """Remove a package from the cache."""
     gone = model_cache.remove_cached(options.name)
     note(f"removed {gone.path} ({human_bytes(gone.size_bytes)})")
+
+
+# --- prompt files -----------------------------------------------------------------------------------------------------
+
+
+class RowBar(Bars):
+    """Progress of a file: completed rows and speed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._task = self.bars.add_task("rows", total=None, size="")
+        self._began = time.perf_counter()
+        self.last: Progress | None = None
+        """None before the first row."""
+
+    def show(self, progress: Progress) -> None:
+        """Show the progress of a run."""
+        self.last = progress
+        seconds = time.perf_counter() - self._began
+        rate = (progress.done - progress.resumed) / seconds
+        speed = f"{rate:.1f} rows/s, {progress.tokens / seconds:.0f} tokens/s"
+        words = f"{progress.done:,} of {plural(progress.rows, 'row')}"
+        self.bars.update(self._task, completed=progress.done, total=progress.rows, description=words, size=speed)
+
+
+def run_batch(options: GenerateCommand, given: Sampling, target: Target, manifest: Manifest, sink: Sink | None) -> int:
+    """Answer every row of --input, write the report to `sink`; returns the exit code.
+
+    `given`: the sampling options as given. Raises UsageError, GenerationError for an unreadable file.
+    """
+    if options.address is None:
+        check_placement(options, target)
+    package, output, prefix = Path(options.package), Path(options.output or ""), path_of(options.prefix)
+    defaults = RowDefaults(
+        sampling=options.sampling,
+        base_seed=secrets.randbits(SEED_BITS) if given.seed is None else given.seed,
+        stop=tuple(options.stop),
+        stop_ids=tuple(sorted(stop_token_ids(package))),
+        chat=options.is_chat,
+        system=options.system,
+        prefix=None if prefix is None else read_content(prefix),
+    )
+    identity = {"seed": given.seed, "adapter": options.adapter, "token_ids": options.token_ids}
+    with rows_file(Path(options.input or "")) as rows:
+        source = scan_file(rows)
+        follow = partial(_follow, source, output, defaults, package=contents_hash(package, manifest), options=identity)
+        if options.address is not None:
+            return _run_on_cluster(options, options.address, manifest, source.rows, follow)
+        return _run_here(options, target, manifest, sink, defaults, follow)
+
+
+def _follow(source: InputFile, output: Path, defaults: RowDefaults, answer: Answer, **identity: Any) -> Followed:
+    """Answer the rows with a bar, and print a line at the end."""
+    with RowBar() as bar:
+        try:
+            result = run_file(source, output, answer, defaults, on_progress=bar.show, **identity)
+        except (PartitaError, KeyboardInterrupt) as error:
+            if bar.last is not None and bar.last.done:
+                note(interrupted_text(output, bar.last.done, bar.last.rows))
+            return None, error, bar.last
+    note(_summary(result))
+    return result, None, bar.last
+
+
+def _run_here(
+    options: GenerateCommand,
+    target: Target,
+    manifest: Manifest,
+    sink: Sink | None,
+    defaults: RowDefaults,
+    follow: Callable[[Answer], Followed],
+) -> int:
+    """Load the package and answer the rows."""
+    with open_model(options, target, manifest, observe=sink is not None) as model:
+        text = model.tokenizer
+        check_defaults(defaults, text)
+        engine = open_batch(options, model)
+        notes = chunk_ignored(options.prefill_chunk, engine.chunk)
+        print_notes(target, model, notes)
+        result, error, last = follow(partial(run_rows, engine=engine, text=text, vocab_size=manifest.graph.vocab_size))
+        interrupted = isinstance(error, KeyboardInterrupt)
+        if sink is not None and (last is None or not last.tokens):
+            note("no rows were processed, so there is no report")
+        elif sink is not None:
+            request = ReportRequest(
+                finish_reason="interrupted" if interrupted else "error" if error else "stop",
+                finish_detail=str(error or ""),
+                complete=error is None,
+                tokenizer_load_seconds=model.text_seconds,
+                notes=notes + target.notes,
+                options=sampling_options([options.sampling]),
+                limits=Limits.of(options),
+                probe_seconds=options.probe_seconds,
+            )
+            interrupted = write_report(sink, engine, request) or interrupted
+        if result is not None and options.as_json:
+            fields = run_fields(replace(options, seed=result.seed), model, target, notes)
+            print_record(BatchResult.copy_of(result, **fields, slots=engine.slots, input=str(options.input)))
+    if isinstance(error, PartitaError):
+        raise error
+    return INTERRUPTED if interrupted else 0
+
+
+def _run_on_cluster(
+    options: GenerateCommand, address: str, manifest: Manifest, count: int, follow: Callable[[Answer], Followed]
+) -> int:
+    """Have workers answer the rows."""
+    from partita.library.batches.cluster import Setup, answer_on_cluster, contents_of
+
+    package = Path(options.package)
+    setup = Setup(
+        package,
+        contents_of(package, manifest),
+        group(options, ProviderChain),
+        Choice.of(options),
+        group(options, BatchOptions),
+        graph_capture=options.graph_capture,
+        token_ids=options.token_ids,
+    )
+    slots, workers = manifest.graph.batch_size, options.workers
+    answer = partial(answer_on_cluster, address=address, setup=setup, slots=slots, count=count, workers=workers)
+    result, error, _ = follow(answer)
+    if isinstance(error, PartitaError):
+        raise error
+    if result is not None and options.as_json:
+        print_record(ClusterResult.copy_of(result, package=str(package), address=address, input=str(options.input)))
+    return INTERRUPTED if error else 0
+
+
+def _summary(result: BatchRunResult) -> str:
+    """The rows and speed of a run."""
+    parts = [plural(result.rows - result.resumed, "row")]
+    if result.rows_per_second is not None and result.tokens_per_second is not None:
+        speed = f"{result.rows_per_second:.1f} rows/s, {result.tokens_per_second:.1f} tokens/s"
+        parts = [f"{parts[0]} and {plural(result.new_tokens, 'new token')} in {result.seconds:.1f} s: {speed}"]
+    if result.resumed:
+        parts.append(f"{plural(result.resumed, 'row')} already answered by an earlier run")
+    if result.errors:
+        parts.append(f"{plural(result.errors, 'row')} with an error instead of a completion")
+    return "; ".join([*parts, f"answers: {result.output}"])
+
+
+@contextmanager
+def rows_file(source: Path) -> Iterator[Path]:
+    """The file with the rows of `source`, until the block ends. Raises UsageError, ResourceError."""
+    if source != PIPE:
+        yield source
+        return
+    if sys.stdin is None:
+        raise UsageError("--input -: stdin is closed; give a file")
+    with tempfile.TemporaryDirectory(prefix="partita-rows-") as folder:
+        file = Path(folder) / "stdin.jsonl"
+        with file.open("wb") as copy:
+            shutil.copyfileobj(sys.stdin.buffer, copy)
+        yield file
