@@ -297,7 +297,8 @@ Kind = TypeVar("Kind", bound=CompletionsBase)
 def read_body(kind: type[Kind], data: bytes) -> Kind:
     """Parse a request body. Raises ApiError for the first error."""
     try:
-        return kind.model_validate_json(data.removeprefix(b"\xef\xbb\xbf"))
+        found: Kind = kind.model_validate_json(data.removeprefix(b"\xef\xbb\xbf"))
+        return found
     except ValidationError as error:
         raise _api_error(error, kind) from None
 
