@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from prometheus_client import (
@@ -24,7 +24,6 @@ from partita.partition_reports.outcome import fallback_nodes, used_phases
 
 if TYPE_CHECKING:
     from partita.partition_reports.records import Report
-    from partita.serve.served_package import Delivery
 
 FIRST_TOKEN_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 BETWEEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5)
@@ -117,34 +116,3 @@ class Metrics(Collector):
 
 def _family(name: str, help_text: str, labels: Sequence[str]) -> GaugeMetricFamily:
     return GaugeMetricFamily(f"partita_{name}", help_text, labels=labels)
-
-
-class TokenMetrics:
-    """Token metrics of one model, from its pieces. `step` is called once for all pieces of a step."""
-
-    def __init__(self, metrics: Metrics, model: str) -> None:
-        self._ended, self._model = metrics.ended, model
-        self._first, self._between = metrics.first_token_seconds.labels(model), metrics.between_seconds.labels(model)
-        self._queue, self._new = metrics.queue_seconds.labels(model), metrics.new_tokens.labels(model)
-        self.prompt = metrics.prompt_tokens.labels(model)
-
-    def step(self, now: float, deliveries: Iterable[Delivery]) -> None:
-        """Count the pieces of a step that ended at `now` (`time.perf_counter`)."""
-        new = 0
-        for choice, piece in deliveries:
-            ticket, count = choice.ticket, len(piece.tokens)
-            new += count
-            if not choice.has_begun and ticket.began is not None:
-                self._queue.observe(ticket.began - ticket.submitted)
-                choice.has_begun = True
-            if count and choice.last_token is None:
-                self._first.observe(now - ticket.submitted)
-            elif choice.last_token is not None:
-                for _ in range(count):
-                    self._between.observe((now - choice.last_token) / count)
-            if count:
-                choice.last_token = now
-            if piece.finish_reason is not None:
-                self._ended.labels(self._model, piece.finish_reason).inc()
-        if new:
-            self._new.inc(new)

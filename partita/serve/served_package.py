@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -34,7 +34,7 @@ from partita.runtime.generate.prefix_file import read_content
 from partita.runtime.generate.text.chat_templates import has_template
 from partita.runtime.generate.text.tokens import Text, load_text, stop_token_ids
 from partita.runtime.time_limit import LateError, in_time
-from partita.serve.metrics import Metrics, TokenMetrics
+from partita.serve.metrics import Metrics
 
 IDLE_SECONDS = 1.0
 """Maximum seconds to wait for work before the thread checks whether to end."""
@@ -72,6 +72,37 @@ class Delivery(NamedTuple):
 
     choice: ResponseChoice
     piece: RequestOutput
+
+
+class TokenMetrics:
+    """Token metrics of one model, from its pieces. `step` is called once for all pieces of a step."""
+
+    def __init__(self, metrics: Metrics, model: str) -> None:
+        self._ended, self._model = metrics.ended, model
+        self._first, self._between = metrics.first_token_seconds.labels(model), metrics.between_seconds.labels(model)
+        self._queue, self._new = metrics.queue_seconds.labels(model), metrics.new_tokens.labels(model)
+        self.prompt = metrics.prompt_tokens.labels(model)
+
+    def step(self, now: float, deliveries: Iterable[Delivery]) -> None:
+        """Count the pieces of a step that ended at `now` (`time.perf_counter`)."""
+        new = 0
+        for choice, piece in deliveries:
+            ticket, count = choice.ticket, len(piece.tokens)
+            new += count
+            if not choice.has_begun and ticket.began is not None:
+                self._queue.observe(ticket.began - ticket.submitted)
+                choice.has_begun = True
+            if count and choice.last_token is None:
+                self._first.observe(now - ticket.submitted)
+            elif choice.last_token is not None:
+                for _ in range(count):
+                    self._between.observe((now - choice.last_token) / count)
+            if count:
+                choice.last_token = now
+            if piece.finish_reason is not None:
+                self._ended.labels(self._model, piece.finish_reason).inc()
+        if new:
+            self._new.inc(new)
 
 
 @dataclass(frozen=True, slots=True)
