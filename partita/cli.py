@@ -71,7 +71,7 @@ drift | placement:DriftCommand | place:drift | Find the layer and node whose out
 support | placement:SupportCommand | place:support | Measure which operators a provider supports.
     support Resize com.microsoft:MatMulNBits --provider webgpu
     support --model model.onnx --provider cpu --out support.json
-bench | inspection:BenchCommand | bench:run | Benchmark one prompt on several providers.
+bench | inspection:BenchCommand | verify:bench | Benchmark one prompt on several providers.
     bench ./package --providers webgpu cpu
     bench ./package --against ./package-int4 --provider cpu
 providers | inspection:ProvidersCommand | inspection:providers | Show which execution providers run on this machine.

@@ -6,11 +6,11 @@ import inspect
 import math
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, get_args, get_origin
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -171,10 +171,10 @@ def _parameter(each: Field, options: type[Any]) -> inspect.Parameter:
     """The parameter that typer reads for a field."""
     option, default = each.option, each.field.default
     several = each.several or option.text in LISTS
-    item, parser = _item(each)
+    item = each.type if each.type in (bool, int, float) else str
     settings: dict[str, Any] = {"help": option.help, "metavar": option.metavar or ("FILE" if each.is_path else None)}
-    if parser is not None:
-        settings["parser"] = parser
+    if option.text == "size":
+        settings["parser"] = read_size
     if option.complete or option.choices:
         settings["autocompletion"] = _completer(each, options)
     if option.positional:
@@ -188,38 +188,24 @@ def _parameter(each: Field, options: type[Any]) -> inspect.Parameter:
         default = inspect.Parameter.empty
     elif item is bool:
         default = False
-    elif default is None or several or parser is not None:  # typer would parse the default
+    elif default is None or several or option.text == "size":  # typer would parse the default
         kind, default = kind | None, None
     return inspect.Parameter(
         each.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info]
     )
 
 
-def _item(each: Field) -> tuple[Any, Callable[[str], Any] | None]:
-    """The type of one value on the command line, and its parser."""
-    if each.option.text in PARSERS:
-        parser = PARSERS[each.option.text]
-        return (int if parser is read_size else str), parser
-    if each.is_path or (each.several and get_args(each.type)[0] == PathText):
-        return Path, read_path
-    return (each.type if each.type in (bool, int, float) else str), None
-
-
 def _completer(each: Field, options: type[Any]) -> Callable[[str], list[str]]:
     """A function that completes the value of an option; it returns nothing for an option without known values."""
 
     def complete(incomplete: str) -> list[str]:
-        if each.option.complete == "chains":
+        if each.option.complete in ("chains", "providers"):
             return complete_chain(incomplete)
         names: Sequence[str] = each.option.choices
         if each.option.complete == "views":
             from partita.partition_reports.render.show import view_names
 
             names = view_names(options.VIEWS)
-        elif each.option.complete == "providers":
-            from partita.providers.resolve import known_providers
-
-            names = tuple(known_providers())
         return [name for name in names if name.startswith(incomplete)]
 
     return complete
@@ -239,6 +225,8 @@ def _values(options: type[Any], given: dict[str, Any]) -> dict[str, Any]:
     found = {}
     for each in describe_fields(options):
         value = given[each.name]
+        for text in value if isinstance(value, list) else [value]:
+            _check_text(each, text)
         if each.type is bool:
             found[each.name] = value != (each.field.default is True)
         elif each.option.text in LISTS:
@@ -246,6 +234,21 @@ def _values(options: type[Any], given: dict[str, Any]) -> dict[str, Any]:
         elif (not each.several or value) and (value is not None or each.optional):
             found[each.name] = value
     return found
+
+
+def _check_text(each: Field, value: Any) -> None:
+    """Raise UsageError for an empty file name, model or revision, and for a name that is not UTF-8.
+
+    An empty path would be the current folder, which no user means by an unset variable.
+    """
+    names_file = each.is_path or (each.several and PathText in get_args(each.type))
+    if not isinstance(value, str) or not (names_file or each.option.text in (MODEL, "not_empty")):
+        return
+    name = each.option.metavar if each.option.positional else f"`{each.argument}`"
+    if not value or (value.endswith("=") and get_origin(each.type) is Mapping):
+        raise UsageError(f"{name or 'FILE'} is empty; give a file or folder, or omit the option")
+    if any("\ud800" <= character <= "\udfff" for character in value):  # ONNX Runtime and JSON cannot write these
+        raise UsageError(f"{name or 'FILE'}: the name is not UTF-8; use another name")
 
 
 # --- checks before a verb is loaded -----------------------------------------------------------------------------------
@@ -294,38 +297,6 @@ def _check_package(given: PathText, *, may_be_on_hub: bool) -> None:
 
 
 # --- parsers of texts -------------------------------------------------------------------------------------------------
-
-
-def read_path(text: str) -> Path:
-    """A path. Raises BadParameter for an empty path and invalid UTF-8."""
-    return Path(read_model(text))
-
-
-def read_model(text: str) -> str:
-    """A path or hub id, unchanged. Raises BadParameter for an empty value and invalid UTF-8."""
-    return not_empty(_in_utf8(text))
-
-
-def _in_utf8(text: str) -> str:
-    """The text. Bytes that are not UTF-8 are surrogates in it, which ONNX Runtime and JSON cannot write."""
-    if any("\ud800" <= character <= "\udfff" for character in text):
-        raise typer.BadParameter("the name is not UTF-8; use another name")
-    return text
-
-
-def not_empty(text: str) -> str:
-    """The text. An empty path would be the current folder, which no user means by an unset variable."""
-    if not text:
-        raise typer.BadParameter("the value is empty; give a file or folder, or omit the option")
-    return text
-
-
-def read_pair(text: str) -> str:
-    """NAME=FILE, unchanged; the file name must not be empty."""
-    name, equals, file = _in_utf8(text).partition("=")
-    if equals and not file:
-        raise typer.BadParameter(f"the file of {name!r} is empty; write {name}=FILE")
-    return text
 
 
 def read_size(text: str) -> int:
@@ -380,15 +351,6 @@ def _provider_options(texts: Sequence[str]) -> dict[str, dict[str, str]]:
     return split_options(texts)
 
 
-PARSERS: dict[str, Callable[[str], Any]] = {
-    "not_empty": not_empty,
-    MODEL: read_model,
-    "size": read_size,
-    "libraries": read_pair,
-    "inputs": read_pair,
-    "folders": read_pair,
-}
-"""Parsers of one text, by `Option.text`."""
 LISTS: dict[str, Callable[[Sequence[str]], Any]] = {
     "list": list,
     "libraries": _libraries,

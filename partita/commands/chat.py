@@ -6,15 +6,14 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from partita.commands.arguments import package_of
+from partita.commands.arguments import Showing, Stdout, package_of, print_written
 from partita.commands.generation import open_batch, open_model, print_notes
-from partita.commands.outputs import Showing, Stdout, print_written
 from partita.commands.terminal import note, write_stdout
 from partita.errors import INTERRUPTED, PartitaError, UsageError
 from partita.files import Output, cache_folder, reserve
@@ -137,13 +136,6 @@ class Session:
         self.last: Ticket | None = None
         self._generated = False
         """A completion of the session has tokens."""
-        self._commands: dict[str, Callable[[str], object]] = {
-            "/help": self._help,
-            "/reset": self._reset,
-            "/system": self._system,
-            "/save": self._save,
-            "/report": self._report,
-        }
 
     def run(self) -> int:
         """Answer messages until the input ends, and return the exit code. On a terminal an error is printed and the
@@ -174,11 +166,7 @@ class Session:
             return 0
         if not line.startswith("/") or line.startswith("//"):
             return self._answer(line.removeprefix("/") if line.startswith("//") else line)
-        if word not in self._commands:
-            raise UsageError(
-                f"{word} is not a command; /help lists the commands, and // sends a message that starts with /"
-            )
-        self._commands[word](line[len(word) :].strip())
+        self._command(word, line[len(word) :].strip())
         return 0
 
     def _answer(self, message: str) -> int:
@@ -209,20 +197,27 @@ class Session:
             parts.append("cache full: /reset starts a new conversation")
         return f"[{'; '.join(parts)}]"
 
-    # --- commands -----------------------------------------------------------------------------------------------------
-
-    def _help(self, rest: str) -> None:
-        for name, help_text in HELP.items():
-            note(f"{name:<9} {help_text}")
-        note(KEYS)
-
-    def _reset(self, rest: str) -> None:
-        self.conversation.reset()
-        note("started a new conversation")
-
-    def _system(self, rest: str) -> None:
-        self.conversation.reset(rest)
-        note(f"started a new conversation {'with this' if rest else 'without a'} system message")
+    def _command(self, word: str, rest: str) -> None:
+        """Carry out a command, except /exit."""
+        match word:
+            case "/help":
+                for name, help_text in HELP.items():
+                    note(f"{name:<9} {help_text}")
+                note(KEYS)
+            case "/reset":
+                self.conversation.reset()
+                note("started a new conversation")
+            case "/system":
+                self.conversation.reset(rest)
+                note(f"started a new conversation {'with this' if rest else 'without a'} system message")
+            case "/save":
+                self._save(rest)
+            case "/report":
+                self._report(rest)
+            case _:
+                raise UsageError(
+                    f"{word} is not a command; /help lists the commands, and // sends a message that starts with /"
+                )
 
     def _save(self, rest: str) -> None:
         file = self._file(rest, "conversation", "/save")

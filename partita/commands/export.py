@@ -10,7 +10,7 @@ from pathlib import Path
 import partita
 from partita import dtypes
 from partita.commands import results
-from partita.commands.terminal import TERMINAL, Bars, Spinner, draws_progress, note, print_record, write_stdout
+from partita.commands.terminal import TERMINAL, Bars, busy, draws_progress, note, print_record, write_stdout
 from partita.dtypes import EXACT
 from partita.errors import UsageError
 from partita.export.hub import HUB_ID, upload
@@ -25,6 +25,13 @@ from partita.package.records import PackedKind
 
 LONG_STAGES = 3
 """The summary has the times of this many of the longest stages."""
+TARGET_TEXTS = {
+    "verified": "verified there",
+    "unverified": "NOT verified there",
+    "ran": "opened and ran there, not verified",
+    "failed": "fails there",
+    "not_run": "not run there",
+}
 LABEL = 14
 """Width of the labels of the summary."""
 
@@ -127,9 +134,7 @@ def _cache(manifest: Manifest) -> Iterator[tuple[str, str]]:
     graph, fixed = manifest.graph, _fixed_state_bytes(manifest)
     windows = sorted({state.window for state in graph.states if state.window is not None})
     parts = [f"{_cache_bytes_per_token(manifest):,} bytes per token"] if graph.cache_bytes > fixed else []
-    rolling = sum(dtypes.size_bytes(state.dtype, state.shape) for state in graph.states if state.rolling)
-    parts += [f"{human_bytes(fixed - rolling)} of convolution and recurrent states"] if fixed > rolling else []
-    parts += [f"{human_bytes(rolling)} of layers that cache only their window"] if rolling else []
+    parts += [f"{human_bytes(fixed)} independent of the length"] if fixed else []
     parts += [f"batch {graph.batch_size}", f"{graph.max_length:,} tokens"]
     parts += [f"window {', '.join(map(str, windows))}"] if windows else []
     if (cache := manifest.quantised_cache) is not None:
@@ -146,15 +151,10 @@ def _checks(manifest: Manifest) -> Iterator[tuple[str, str]]:
         if not entry.replayed:
             yield "smoke run", f"{entry.chain}: {entry.status.replace('_', ' ')}, {entry.detail}"
     if target is not None:
-        names = {"verified": "verified there", "unverified": "NOT verified there", "not_run": "not run there"}
-        verified = names[target.verification]
-        if target.verification == "not_run":
-            smoke = next((entry.status for entry in manifest.smoke if entry.chain == target.provider), "not_run")
-            verified = {"ran": "opened and ran there, not verified", "failed": "fails there"}.get(smoke, verified)
-        yield (
-            "target",
-            f"{target.provider} ({target.source.partition(':')[0]}), probed {target.probe_method}; {verified}",
-        )
+        smoke = next((entry.status for entry in manifest.smoke if entry.chain == target.provider), "not_run")
+        verified = TARGET_TEXTS[smoke if target.verification == "not_run" else target.verification]
+        chosen = f"{target.provider} ({target.source.partition(':')[0]})"
+        yield "target", f"{chosen}, probed {target.probe_method}; {verified}"
 
 
 def _costs(summary: ExportResult, *, variant: bool) -> Iterator[tuple[str, str]]:
@@ -220,6 +220,6 @@ def push(options: PushCommand) -> None:
     title = f"uploading {package} to {name}"
     if draws_progress():  # huggingface_hub draws its own bars
         note(title)
-    with nullcontext() if draws_progress() else Spinner(title):
+    with nullcontext() if draws_progress() else busy(title):
         address = upload(package, name, source, private=options.private)
     write_stdout(f"{address}\n")

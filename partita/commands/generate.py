@@ -1,22 +1,58 @@
-"""`partita generate`: checks the options, then generates, runs a prompt file or saves a prefix; `run` and `cache`."""
+"""`partita generate`: checks the options, then generates, saves a prefix, or answers a prompt file; `run` and `cache`.
+
+Rows of a prompt file are answered here or on a Ray cluster.
+"""
 
 from __future__ import annotations
 
+import secrets
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from partita.check.requirements import Limits, check_limits
-from partita.commands.arguments import package_of, parse_ids, read_prompts
-from partita.commands.outputs import refuse_two_on_stdout, reserve_output
-from partita.commands.terminal import note, write_stdout
-from partita.errors import UsageError
+from partita.commands.arguments import (
+    Sink,
+    package_of,
+    parse_ids,
+    read_prompts,
+    refuse_two_on_stdout,
+    reserve_output,
+)
+from partita.commands.generation import (
+    check_placement,
+    open_batch,
+    open_model,
+    print_notes,
+    run_fields,
+    run_generation,
+    save_prefix,
+    write_report,
+)
+from partita.commands.results import BatchResult, ClusterResult
+from partita.commands.terminal import Bars, note, print_record, write_stdout
+from partita.errors import INTERRUPTED, PartitaError, UsageError
 from partita.files import reserve
 from partita.foreign.folder import Choice, open_folder
 from partita.library import model_cache
-from partita.library.chain import read_chain
+from partita.library.batches.batch_run import PIPE, BatchRunResult, Progress, check_files, run_file, run_rows
+from partita.library.batches.journal import contents_hash, interrupted_text, journal_path
+from partita.library.batches.prompt_files import InputFile, scan_file
+from partita.library.batches.rows import AnswerRow, InputRow, RowDefaults, check_defaults
+from partita.library.chain import Target, read_chain
+from partita.library.engine.base import ReportRequest
 from partita.library.engine.requests import check_speculation
-from partita.library.sampling import Sampling, complete_sampling_for
-from partita.observations.text_format import human_bytes, listing
+from partita.library.generation import sampling_options
+from partita.library.model import chunk_ignored
+from partita.library.sampling import SEED_BITS, Sampling, complete_sampling_for
+from partita.observations.text_format import human_bytes, listing, plural
 from partita.options.fields import describe_fields, input_paths, path_of
 from partita.options.generation import (
     CacheListCommand,
@@ -28,8 +64,16 @@ from partita.options.generation import (
     SpeculationOptions,
 )
 from partita.options.groups import PlacementLimits
+from partita.package.folder import Manifest
 from partita.runtime.generate.checks import check_adapter
+from partita.runtime.generate.prefix_file import read_content
 from partita.runtime.generate.text.chat_templates import has_template
+from partita.runtime.generate.text.tokens import stop_token_ids
+
+Answer = Callable[[Iterator[InputRow], RowDefaults], Iterator[AnswerRow]]
+"""Answers rows; see `run_file`."""
+Followed = tuple[BatchRunResult | None, PartitaError | KeyboardInterrupt | None, Progress | None]
+"""The result of a run, or what ended it; and its last progress."""
 
 
 def run(given: GenerateCommand) -> int:
@@ -54,9 +98,6 @@ def run(given: GenerateCommand) -> int:
     reads, written = input_paths(options), list[Path]()
     source, output, saved = path_of(options.input), path_of(options.output), path_of(options.save_prefix)
     if source is not None and output is not None:
-        from partita.library.batches.batch_run import check_files
-        from partita.library.batches.journal import journal_path
-
         reserve_output(output, "answers", reads, option="--output")
         check_files(source, output)
         written += (output, journal_path(output))
@@ -67,11 +108,7 @@ def run(given: GenerateCommand) -> int:
         refuse_two_on_stdout(Path(options.report), as_json=options.as_json)
         sink = reserve_output(Path(options.report), "report", (*reads, *written), option="--report")
     if source is not None and output is not None:
-        from partita.commands.batch import run_batch
-
-        return run_batch(options, requested, target, manifest, sink, source, output)
-    from partita.commands.generation import run_generation, save_prefix
-
+        return run_batch(options, requested, target, manifest, sink)
     if saved is not None:
         return save_prefix(options, target, prompts, manifest)
     return run_generation(options, target, prompts, manifest, sink)
@@ -136,15 +173,163 @@ def run_any(options: RunCommand) -> int:
 def list_cached(options: CacheListCommand) -> None:
     """Print a line for each package of the cache."""
     found = list(model_cache.cached_packages())
-    rows = [(each.name, each.precision, human_bytes(each.size_bytes), each.source) for each in found]
-    if not rows:
+    if not found:
         note("the cache has no packages")
-    wide = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
-    for row in rows:
-        write_stdout("  ".join([*(cell.ljust(width) for cell, width in zip(row, wide, strict=False)), row[3]]) + "\n")
+    wide = max((len(each.name) for each in found), default=0)
+    for each in found:
+        size = human_bytes(each.size_bytes)
+        write_stdout(f"{each.name:<{wide}}  {each.precision:<7}  {size:<8}  {each.source}\n")
 
 
 def remove_cached(options: CacheRemoveCommand) -> None:
     """Remove a package from the cache."""
     gone = model_cache.remove_cached(options.name)
     note(f"removed {gone.path} ({human_bytes(gone.size_bytes)})")
+
+
+# --- prompt files -----------------------------------------------------------------------------------------------------
+
+
+class RowBar(Bars):
+    """Progress of a file: completed rows and speed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._task = self.bars.add_task("rows", total=None, size="")
+        self._began = time.perf_counter()
+        self.last: Progress | None = None
+        """None before the first row."""
+
+    def show(self, progress: Progress) -> None:
+        """Show the progress of a run."""
+        self.last = progress
+        seconds = time.perf_counter() - self._began
+        rate = (progress.done - progress.resumed) / seconds
+        speed = f"{rate:.1f} rows/s, {progress.tokens / seconds:.0f} tokens/s"
+        words = f"{progress.done:,} of {plural(progress.rows, 'row')}"
+        self.bars.update(self._task, completed=progress.done, total=progress.rows, description=words, size=speed)
+
+
+def run_batch(options: GenerateCommand, given: Sampling, target: Target, manifest: Manifest, sink: Sink | None) -> int:
+    """Answer every row of --input, write the report to `sink`; returns the exit code.
+
+    `given`: the sampling options as given. Raises UsageError, GenerationError for an unreadable file.
+    """
+    if options.address is None:
+        check_placement(options, target)
+    package, output, prefix = Path(options.package), Path(options.output or ""), path_of(options.prefix)
+    defaults = RowDefaults(
+        sampling=options.sampling,
+        base_seed=secrets.randbits(SEED_BITS) if given.seed is None else given.seed,
+        stop=tuple(options.stop),
+        stop_ids=tuple(sorted(stop_token_ids(package))),
+        chat=options.is_chat,
+        system=options.system,
+        prefix=None if prefix is None else read_content(prefix),
+    )
+    identity = {"seed": given.seed, "adapter": options.adapter, "token_ids": options.token_ids}
+    with rows_file(Path(options.input or "")) as rows:
+        source = scan_file(rows)
+        follow = partial(_follow, source, output, defaults, package=contents_hash(package, manifest), options=identity)
+        if options.address is not None:
+            return _run_on_cluster(options, manifest, source.rows, follow)
+        return _run_here(options, target, manifest, sink, defaults, follow)
+
+
+def _follow(source: InputFile, output: Path, defaults: RowDefaults, answer: Answer, **identity: Any) -> Followed:
+    """Answer the rows with a bar, and print a line at the end."""
+    with RowBar() as bar:
+        try:
+            result = run_file(source, output, answer, defaults, on_progress=bar.show, **identity)
+        except (PartitaError, KeyboardInterrupt) as error:
+            if bar.last is not None and bar.last.done:
+                note(interrupted_text(output, bar.last.done, bar.last.rows))
+            return None, error, bar.last
+    note(_summary(result))
+    return result, None, bar.last
+
+
+def _run_here(
+    options: GenerateCommand,
+    target: Target,
+    manifest: Manifest,
+    sink: Sink | None,
+    defaults: RowDefaults,
+    follow: Callable[[Answer], Followed],
+) -> int:
+    """Load the package and answer the rows."""
+    with open_model(options, target, manifest, observe=sink is not None) as model:
+        text = model.tokenizer
+        check_defaults(defaults, text)
+        engine = open_batch(options, model)
+        notes = chunk_ignored(options.prefill_chunk, engine.chunk)
+        print_notes(target, model, notes)
+        result, error, last = follow(partial(run_rows, engine=engine, text=text, vocab_size=manifest.graph.vocab_size))
+        interrupted = isinstance(error, KeyboardInterrupt)
+        if sink is not None and (last is None or not last.tokens):
+            note("no rows were processed, so there is no report")
+        elif sink is not None:
+            request = ReportRequest(
+                finish_reason="interrupted" if interrupted else "error" if error else "stop",
+                finish_detail=str(error or ""),
+                complete=error is None,
+                tokenizer_load_seconds=model.text_seconds,
+                notes=notes + target.notes,
+                options=sampling_options([options.sampling]),
+                limits=Limits.of(options),
+                probe_seconds=options.probe_seconds,
+            )
+            interrupted = write_report(sink, engine, request) or interrupted
+        if result is not None and options.as_json:
+            fields = run_fields(replace(options, seed=result.seed), model, target, notes)
+            print_record(BatchResult.copy_of(result, **fields, slots=engine.slots, input=str(options.input)))
+    if isinstance(error, PartitaError):
+        raise error
+    return INTERRUPTED if interrupted else 0
+
+
+def _run_on_cluster(
+    options: GenerateCommand, manifest: Manifest, count: int, follow: Callable[[Answer], Followed]
+) -> int:
+    """Have workers answer the rows."""
+    from partita.library.batches.cluster import Setup, answer_on_cluster, contents_of
+
+    package = Path(options.package)
+    setup = Setup(options, contents_of(package, manifest))
+    answer = partial(answer_on_cluster, setup=setup, slots=manifest.graph.batch_size, count=count)
+    result, error, _ = follow(answer)
+    if isinstance(error, PartitaError):
+        raise error
+    if result is not None and options.as_json:
+        print_record(
+            ClusterResult.copy_of(result, package=str(package), address=options.address, input=str(options.input))
+        )
+    return INTERRUPTED if error else 0
+
+
+def _summary(result: BatchRunResult) -> str:
+    """The rows and speed of a run."""
+    parts = [plural(result.rows - result.resumed, "row")]
+    if result.rows_per_second is not None and result.tokens_per_second is not None:
+        speed = f"{result.rows_per_second:.1f} rows/s, {result.tokens_per_second:.1f} tokens/s"
+        parts = [f"{parts[0]} and {plural(result.new_tokens, 'new token')} in {result.seconds:.1f} s: {speed}"]
+    if result.resumed:
+        parts.append(f"{plural(result.resumed, 'row')} already answered by an earlier run")
+    if result.errors:
+        parts.append(f"{plural(result.errors, 'row')} with an error instead of a completion")
+    return "; ".join([*parts, f"answers: {result.output}"])
+
+
+@contextmanager
+def rows_file(source: Path) -> Iterator[Path]:
+    """The file with the rows of `source`, until the block ends. Raises UsageError, ResourceError."""
+    if source != PIPE:
+        yield source
+        return
+    if sys.stdin is None:
+        raise UsageError("--input -: stdin is closed; give a file")
+    with tempfile.TemporaryDirectory(prefix="partita-rows-") as folder:
+        file = Path(folder) / "stdin.jsonl"
+        with file.open("wb") as copy:
+            shutil.copyfileobj(sys.stdin.buffer, copy)
+        yield file

@@ -1,4 +1,4 @@
-"""`partita generate`: prints text token by token, timings on stderr, and writes the report of --report.
+"""The run of `partita generate`: loads the package, prints text token by token, timings on stderr, writes the report.
 
 Ctrl-C becomes a finish reason and an exit code, and every way a run can end still writes its report.
 """
@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from contextlib import suppress
+from dataclasses import asdict, replace
 from functools import partial
-from os.path import commonprefix
 from pathlib import Path
 from typing import Any
 
 from partita.check.requirements import Limits
-from partita.commands.arguments import parse_ids
-from partita.commands.outputs import STDOUT, Sink, print_written
+from partita.commands.arguments import (
+    STDOUT,
+    Sink,
+    parse_ids,
+    print_written,
+)
 from partita.commands.results import GeneratedRow, GenerateResult, GenerationTimings, fact_of
 from partita.commands.terminal import (
     TERMINAL,
@@ -37,12 +41,17 @@ from partita.library.model import Model, chunk_ignored
 from partita.library.run_report import limits_error
 from partita.observations.text_format import human_bytes, percent, plural
 from partita.options.fields import group, path_of
-from partita.options.generation import BatchOptions, GenerateCommand, RunOptions, SamplingValues
+from partita.options.generation import (
+    BatchOptions,
+    GenerateCommand,
+    RunOptions,
+    SamplingValues,
+)
 from partita.options.placement import PlaceOptions
 from partita.package.folder import Manifest
 from partita.partition_reports import storage
 from partita.partition_reports.outcome import FEW_STEPS, TOO_FEW
-from partita.runtime.generate.prefix_file import PrefixContent, read_content, system_of
+from partita.runtime.generate.prefix_file import read_content, system_of
 from partita.runtime.generate.text.chat_templates import conversation
 from partita.runtime.generate.text.tokens import load_text
 
@@ -55,45 +64,42 @@ def run_generation(
 ) -> int:
     """Load, generate, write the report to `sink`; returns the exit code."""
     check_placement(options, target)
-    prefix = path_of(options.prefix)
-    content = None if prefix is None else read_content(prefix)
-    with open_for_prompts(options, target, manifest, observe=sink is not None) as model:
-        generation = _begin(options, model, prompts, content)  # before the notes: an error is one line
+    with open_model(options, target, manifest, observe=sink is not None) as model:
+        generation = _begin(options, model, prompts)  # before the notes: an error is one line
         notes = chunk_ignored(options.prefill_chunk, generation.chunk)
-        if content is not None:
-            tokens = [ticket.work.prompt for ticket in generation.progress.tickets]
-            known = min(min(len(commonprefix([content.tokens, ids])), len(ids) - 1) for ids in tokens)
-            notes += (f"{known} tokens of each prompt come from the prefix and are not prefilled",)
         print_notes(target, model, notes)
         if len(prompts) > 1 and not options.token_ids and not any(" " in prompt for prompt in prompts):
             print_note(f"{plural(len(prompts), 'prompt')}; for one prompt, put it in quotes")
-        printed, cut_short = PrintedGeneration(options, generation), False
+        cut_short, closed = False, ""
         try:
-            printed.follow()
+            if not _print_steps(options, generation):
+                closed = "stdout was closed"
             if options.as_json:
-                print_record(_record(printed, model, target, notes))
+                print_record(_record(options, generation, model, target, notes))
             _print_timings(model, generation)
         finally:  # stdout may be full
             if sink is not None:
-                request = _report_request(printed, model, (*notes, *target.notes))
-                cut_short = write_report(sink, model.engine, request, error=printed.error)
-    if printed.error is not None:
-        raise printed.error
-    return INTERRUPTED if printed.interrupted or cut_short else 0
+                request = model.report_request(generation.progress, options.probe_seconds)
+                prefix = {} if options.prefix is None else {"prefix": str(options.prefix)}
+                request = replace(
+                    request,
+                    finish_detail=request.finish_detail or closed,
+                    notes=(*notes, *target.notes),
+                    options={**request.options, **prefix},
+                    limits=Limits.of(options),
+                )
+                cut_short = write_report(sink, model.engine, request, failed=generation.error is not None)
+    if isinstance(generation.error, PartitaError):
+        raise generation.error
+    return INTERRUPTED if generation.error is not None or cut_short else 0
 
 
-def open_model(
-    options: RunOptions,
-    target: Target,
-    manifest: Manifest,
-    *,
-    observe: bool = True,
-    with_text: bool = True,
-    takes_ids: bool = False,
-) -> Model:
-    """Load tokenizer and package. `takes_ids`: the prompts could be token ids. Raises the errors of both."""
+def open_model(options: RunOptions, target: Target, manifest: Manifest, *, observe: bool = True) -> Model:
+    """Load the tokenizer, unless prompts are token ids, and the package. Raises the errors of both."""
     began, text, folder = time.perf_counter(), None, Path(options.package)
+    with_text = not getattr(options, "token_ids", False)
     if with_text:
+        takes_ids = isinstance(options, GenerateCommand) and not (options.is_chat or options.stop)
         text = load_text(folder, manifest.tokenizer, manifest.graph.max_length, takes_ids=takes_ids)
     seconds = time.perf_counter() - began
     engine = open_engine(
@@ -109,23 +115,18 @@ def open_model(
     return Model(engine, text=text, with_text=with_text, text_seconds=seconds)
 
 
-def open_for_prompts(options: GenerateCommand, target: Target, manifest: Manifest, *, observe: bool) -> Model:
-    """The loaded package for the prompts of `partita generate`, with a tokenizer unless they are token ids."""
-    takes_ids = not (options.is_chat or options.stop)
-    return open_model(options, target, manifest, observe=observe, with_text=not options.token_ids, takes_ids=takes_ids)
-
-
 def open_batch(options: RunOptions, model: Model) -> Engine:
     """The engine of a model, open for requests. Raises UsageError, GenerationError."""
     return model.scheduler(**asdict(group(options, BatchOptions)))
 
 
-def _begin(options: GenerateCommand, model: Model, prompts: Sequence[str], content: PrefixContent | None) -> Generation:
+def _begin(options: GenerateCommand, model: Model, prompts: Sequence[str]) -> Generation:
     """Queue the prompts. Raises GenerationError for invalid prompts."""
+    begin: Callable[..., Generation]
     if options.is_chat:
-        system = options.system if content is None else system_of(content)
-        conversations = [conversation(prompt, system) for prompt in prompts]
-        begin: Callable[..., Generation] = partial(model.chat, conversations)
+        prefix = path_of(options.prefix)
+        system = options.system if prefix is None else system_of(read_content(prefix))
+        begin = partial(model.chat, [conversation(prompt, system) for prompt in prompts])
     else:
         begin = partial(model.generate, [parse_ids(prompt) for prompt in prompts] if options.token_ids else prompts)
     return begin(sampling=options.sampling, stop=options.stop, **asdict(group(options, BatchOptions)))
@@ -165,50 +166,33 @@ def _ids(tokens: Sequence[int]) -> str:
     return "".join(f"{token} " for token in tokens)
 
 
-@dataclass(slots=True)
-class PrintedGeneration:
-    """A generation that prints its completions."""
+def _print_steps(options: GenerateCommand, generation: Generation) -> bool:
+    """Run the steps until they end or stdout is closed; return whether it is open. What ends it is `generation.error`.
 
-    options: GenerateCommand
-    generation: Generation
-    interrupted: bool = False
-    closed: bool = False
-    """stdout is a closed pipe."""
-    error: PartitaError | None = None
-
-    def follow(self) -> None:
-        """Run the steps until they end or stdout is closed; the text of a single row is printed token by token."""
-        live = len(self.generation.progress.tickets) == 1 and not self.options.as_json
-        shown = 0
-        try:
-            for step in self.generation:
-                piece = _ids(step.tokens[0]) if self.options.token_ids else step.text
-                if live and piece:
-                    shown += len(step.text)
-                    self._print(piece)
-                if self.closed:
-                    break
-        except KeyboardInterrupt:
-            self.interrupted = True
-        except PartitaError as error:
-            self.error = error
-        try:
-            self.generation.close()
-        except PartitaError as error:
-            self.error = self.error or error
-        if self.options.as_json:
-            return
-        if live:
-            self._print(self.generation.text[shown:] + "\n")  # a row that was cut off may have held text back
-            return
-        answers = self.generation.results
-        texts = [_ids(answer.tokens) if self.options.token_ids else answer.text for answer in answers]
-        self._print("".join(f"[{number}] {text}\n" for number, text in enumerate(texts, start=1)))
-
-    def _print(self, text: str) -> None:
-        """Print text to stdout, or to stderr if stdout is for the report."""
-        if not self.closed:
-            self.closed = not (write_stderr if self.options.report == STDOUT else write_stdout)(text)
+    The text of a single row is printed token by token, and on stderr if stdout is for the report.
+    """
+    write = write_stderr if options.report == STDOUT else write_stdout
+    live = len(generation.progress.tickets) == 1 and not options.as_json
+    shown, is_open = 0, True
+    with suppress(KeyboardInterrupt, PartitaError):
+        for step in generation:
+            piece = _ids(step.tokens[0]) if options.token_ids else step.text
+            if live and piece:
+                shown += len(step.text)
+                is_open = write(piece)
+            if not is_open:
+                break
+    try:
+        generation.close()
+    except PartitaError as error:
+        generation.error = generation.error or error
+    if options.as_json or not is_open:
+        return is_open
+    if live:
+        return write(generation.text[shown:] + "\n")  # a row that was cut off may have held text back
+    answers = generation.results
+    texts = [_ids(answer.tokens) if options.token_ids else answer.text for answer in answers]
+    return write("".join(f"[{number}] {text}\n" for number, text in enumerate(texts, start=1)))
 
 
 def run_fields(options: GenerateCommand, model: Model, target: Target, notes: tuple[str, ...]) -> dict[str, Any]:
@@ -225,35 +209,19 @@ def run_fields(options: GenerateCommand, model: Model, target: Target, notes: tu
     }
 
 
-def _record(printed: PrintedGeneration, model: Model, target: Target, notes: tuple[str, ...]) -> GenerateResult:
+def _record(
+    options: GenerateCommand, generation: Generation, model: Model, target: Target, notes: tuple[str, ...]
+) -> GenerateResult:
     """The generation for `--json`."""
-    options, generation = printed.options, printed.generation
+    error, results = generation.error, generation.results
     return GenerateResult(
         **run_fields(options, model, target, notes),
         prefill_chunk_tokens=generation.chunk,
         tokenizer_load_seconds=model.text_seconds,
-        rows=tuple(
-            GeneratedRow.copy_of(answer, text=None if options.token_ids else answer.text)
-            for answer in generation.results
-        ),
+        rows=tuple(GeneratedRow.copy_of(row, text=None if options.token_ids else row.text) for row in results),
         timings=GenerationTimings(**generation.timings),
         speculation=generation.speculation,
-        error=fact_of(printed.error) if printed.error else None,
-    )
-
-
-def _report_request(printed: PrintedGeneration, model: Model, notes: tuple[str, ...]) -> ReportRequest:
-    """The request for the report of the generation."""
-    options = printed.options
-    found = model.report_request(printed.generation.progress, options.probe_seconds)
-    closed = "stdout was closed" if printed.closed else ""
-    return replace(
-        found,
-        finish_detail=str(printed.error) if printed.error else closed,
-        complete=printed.error is None and not printed.interrupted,
-        notes=notes,
-        options={**found.options, **({} if options.prefix is None else {"prefix": str(options.prefix)})},
-        limits=Limits.of(options),
+        error=fact_of(error) if isinstance(error, PartitaError) else None,
     )
 
 
@@ -276,14 +244,14 @@ def _print_timings(model: Model, generation: Generation) -> None:
     note("; ".join([*parts, f"finish: {', '.join(reasons)}"]))
 
 
-def write_report(sink: Sink, engine: Engine, request: ReportRequest, error: PartitaError | None = None) -> bool:
-    """Write the report; whether Ctrl-C ended the experiments for it. `error`: ended the run; nothing is written where
-    there is no report then.
+def write_report(sink: Sink, engine: Engine, request: ReportRequest, *, failed: bool = False) -> bool:
+    """Write the report; whether Ctrl-C ended the experiments for it. `failed`: the run was ended, perhaps too early for
+    a report.
     """
     try:
         report = engine.report(request)
     except PartitaError:
-        if error is None:
+        if not failed:
             raise
         return False
     sink.write(storage.to_json(report))
@@ -298,7 +266,7 @@ def save_prefix(options: GenerateCommand, target: Target, prompts: Sequence[str]
     given = None if options.system is not None else parse_ids(prompts[0]) if options.token_ids else prompts[0]
     if given == "":
         raise GenerationError("the prompt is empty; give some text to save")
-    with open_for_prompts(options, target, manifest, observe=False) as model:
+    with open_model(options, target, manifest, observe=False) as model:
         print_notes(target, model)
         saved = model.save_prefix(
             options.save_prefix,

@@ -6,15 +6,15 @@ import os
 import platform
 from importlib import metadata
 
-from partita.commands.outputs import prepare
+from partita.commands.arguments import Showing, Stdout, prepare
 from partita.commands.results import DoctorResult
 from partita.commands.terminal import TERMINAL, Bars, print_record, write_stdout
 from partita.errors import ReportCheckError
 from partita.library.inspecting import run_inspection
 from partita.library.place import support
-from partita.observations.text_format import human_bytes
 from partita.options.inspection import DoctorCommand, InspectCommand, PlanCommand, ProvidersCommand
 from partita.options.reports import DiffCommand
+from partita.partition_reports.render.show import load_view
 from partita.runtime.cpu.cores import cpu_name
 from partita.runtime.machine import PACKAGES
 
@@ -31,32 +31,18 @@ def doctor(options: DoctorCommand) -> None:
     )
     if options.as_json:
         print_record(result)
-    else:
-        write_stdout("\n".join(describe(result)) + "\n")
-
-
-def describe(result: DoctorResult) -> list[str]:
-    """The facts as lines of text."""
-    machine, runtime = result.machine, result.machine.onnxruntime
-    gpus = [f"{gpu.name}, {human_bytes(gpu.memory_bytes)}, driver {gpu.driver}" for gpu in machine.gpus or ()]
-    wheels = ", ".join(runtime.packages) or "not installed"
+        return
     facts = {
-        "partita": machine.partita_version,
+        "partita": result.machine.partita_version,
         "python": result.python,
         "system": result.operating_system,
         "cpu": f"{result.cpu}, {result.logical_cores} logical cores",
-        "gpu": "; ".join(gpus) or "none listed by the NVIDIA driver",
-        "onnxruntime": f"{wheels}; CUDA {runtime.cuda}" if runtime.cuda else wheels,
         **dict.fromkeys(PACKAGES, "not installed"),
         **result.packages,
-        "default chain": ",".join(machine.default_chain) or "none",
     }
-    states = [(each.name, "usable" if each.usable else f"{each.reason}: {each.evidence}") for each in machine.providers]
-    rows = [*facts.items(), *((f"provider {name}", state) for name, state in states)]
-    wide = max(len(name) for name, _ in rows)
-    lines = [f"{name:<{wide}}  {' '.join(value.split())}" for name, value in rows]
-    problems = [f"problem: {found.reason}: {found.evidence}; {found.remedy}" for found in machine.findings]
-    return [*lines, *(problems or ["no problems found"])]
+    wide = max(map(len, facts))
+    write_stdout("".join(f"{name:<{wide}}  {value}\n" for name, value in facts.items()) + "\n")
+    Showing(load_view("text", ProvidersCommand.VIEWS), Stdout()).show(result.machine)
 
 
 def plan(options: PlanCommand) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from partita.commands.outputs import open_sink, prepare, requested_view
-from partita.commands.terminal import note
+from partita.commands.arguments import open_sink, prepare, requested_view
 from partita.errors import ReportCheckError, ReportError, UsageError
-from partita.observations.text_format import plural
 from partita.options.fields import path_of
+from partita.options.placement import SupportCommand
 from partita.options.reports import (
     REPORT_VIEWS,
     CheckCommand,
@@ -22,19 +20,21 @@ from partita.options.reports import (
     ShowCommand,
 )
 from partita.partition_reports import storage
+from partita.partition_reports.render.show import load_view
 
 if TYPE_CHECKING:
     from partita.check.gate import GateResult
     from partita.drift.records import Drift
     from partita.observations.records import Record
 
-BENCH_VIEWS = "partita.bench.sections"
+VIEWS = {"Report": REPORT_VIEWS, "Bench": "partita.bench.sections", "SupportTable": SupportCommand.VIEWS}
+"""Module with the views of a record, by its class."""
 DIFFERENT = 1
 """Exit code of `report diff --exit-code`, as of `git diff --exit-code`."""
 
 
 def show(options: ShowCommand) -> None:
-    """Show a report or the result of a benchmark."""
+    """Show a report, the result of a benchmark, or a support table."""
     _show(
         Path(options.file), requested_view(options, "brief", full=options.full, out=options.out), path_of(options.out)
     )
@@ -51,21 +51,28 @@ def markdown(options: MarkdownCommand) -> None:
 
 
 def _show(file: Path, view: str, out: Path | None, *, next_to: bool = False) -> None:
-    """Show a report or a bench result on stdout or in a file.
+    """Show a record on stdout or in a file.
 
     `next_to`: without --out, write a file next to it with the view's suffix; a report from stdin goes to stdout.
     Raises UsageError when there is no such view, or it would replace what it shows.
     """
     from partita.bench.records import SCHEMA as BENCH
     from partita.bench.records import Bench
-    from partita.partition_reports.records import SCHEMA, Report
-    from partita.partition_reports.render.show import load_view
 
-    kinds: dict[str, type[Record]] = {SCHEMA: Report, BENCH: Bench}
+    kinds: dict[str, type[Record]] = {**_compared_kinds(), BENCH: Bench}
     record = storage.read_one_of(file, kinds)
-    found = load_view(view, REPORT_VIEWS if isinstance(record, Report) else BENCH_VIEWS)
+    found = load_view(view, VIEWS[type(record).__name__])
     out = out or (file.with_suffix(found.suffix) if next_to and file != storage.STDIN else None)
     open_sink(found, out, (file,)).show(record, file)
+
+
+def _compared_kinds() -> dict[str, type[Record]]:
+    """The records that `report diff` compares, by schema."""
+    from partita.partition_reports.records import SCHEMA, Report
+    from partita.support.records import SCHEMA as TABLE
+    from partita.support.records import SupportTable
+
+    return {SCHEMA: Report, TABLE: SupportTable}
 
 
 def explain(options: ExplainCommand) -> None:
@@ -83,14 +90,19 @@ def explain(options: ExplainCommand) -> None:
 
 
 def diff(options: DiffCommand) -> int:
-    """Show the differences of `after`, and return the exit code."""
-    before, after = Path(options.before), Path(options.after)
-    if before == after == storage.STDIN:
-        raise UsageError("both reports are read from stdin; give a file for one of them")
+    """Show the differences of `after`, a report or a support table, and return the exit code."""
+    from partita.compare.packages import compare_tables
     from partita.compare.reports import compare
 
-    showing = prepare(options)
-    found = compare(storage.read(before), storage.read(after), names=(str(before), str(after)))
+    before, after = Path(options.before), Path(options.after)
+    _refuse_stdin_twice(before, after)
+    showing, kinds = prepare(options), _compared_kinds()
+    first: Any = storage.read_one_of(before, kinds)
+    second: Any = storage.read_one_of(after, kinds)
+    if type(first) is not type(second):
+        raise ReportError(f"cannot compare {before} with {after}: one is a report, the other a support table")
+    compared = compare if type(first).__name__ == "Report" else compare_tables
+    found = compared(first, second, names=(str(before), str(after)))
     if found.unrelated_reason and not options.force:
         raise ReportError(
             f"cannot compare {before} with {after}: {found.unrelated_reason}; add --force to compare them anyway"
@@ -99,34 +111,20 @@ def diff(options: DiffCommand) -> int:
     return DIFFERENT if options.exit_code and not found.same else 0
 
 
+def _refuse_stdin_twice(first: Path, second: Path | None) -> None:
+    if first == second == storage.STDIN:
+        raise UsageError("both reports are read from stdin; give a file for one of them")
+
+
 def check(options: CheckCommand) -> None:
-    """Check reports against their requirements. Raises ReportCheckError after showing failures."""
-    files, failed = [options.file, *options.other_reports], 0
-    if not options.other_reports:
-        _check(options)
-        return
-    if options.as_json or options.view or options.out:
-        raise UsageError("`as_json`, `view` and `out` are for one report; omit them, or check one report")
-    for file in files:
-        try:
-            _check(replace(options, file=file))
-        except ReportCheckError as error:
-            note(f"partita: {error}")
-            failed += 1
-    if failed:
-        raise ReportCheckError(f"{failed} of {plural(len(files), 'report')} failed")
-
-
-def _check(options: CheckCommand) -> None:
-    """Check one report against its requirements. Raises ReportCheckError after showing failures."""
+    """Check a report against its requirements. Raises ReportCheckError after showing failures."""
     from partita.check import gate
     from partita.drift.records import SCHEMA as DRIFT
     from partita.drift.records import Drift
     from partita.partition_reports.records import SCHEMA, Report
 
     file, baseline = Path(options.file), path_of(options.baseline)
-    if file == baseline == storage.STDIN:
-        raise UsageError("both reports are read from stdin; give a file for one of them")
+    _refuse_stdin_twice(file, baseline)
     showing = prepare(options)
     kinds: dict[str, type[Record]] = {SCHEMA: Report, DRIFT: Drift}
     record: Any = storage.read_one_of(file, kinds)

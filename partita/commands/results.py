@@ -48,10 +48,8 @@ class ErrorFact(Record):
     """The remedy at the end of the message; null if there is none."""
     remedies: tuple[RemedyRecord, ...] = ()
     """Remedies as data, the best first."""
-    details: tuple[str, ...] = ()
-    """Lines of the error's table; empty without one."""
     nodes: tuple[RefusedNode, ...] = ()
-    """Nodes that the chain does not run: the rows of that table."""
+    """Nodes that the chain does not run: the rows of the table on stderr."""
     exit_code: int
 
 
@@ -77,14 +75,12 @@ class DoctorResult(Record):
 
 def fact_of(error: PartitaError) -> ErrorFact:
     """A PartitaError as a record; a remedy that is not data is part of the message."""
-    nodes = error.nodes if isinstance(error, ProviderError) else ()
     return ErrorFact(
         kind=public_type(error),
         message=with_flags(" ".join(str(error).split())),
         remedy=None if error.remedy is None else " ".join(str(error.remedy).split()),
         remedies=remedy_records(error.remedy),
-        details=tuple(render_refusal(nodes).splitlines()) if nodes else (),
-        nodes=nodes,
+        nodes=error.nodes if isinstance(error, ProviderError) else (),
         exit_code=error.exit_code,
     )
 

@@ -75,7 +75,7 @@ def run(options: ServeCommand) -> int:
             ready=lambda: _print_ready(url_of(listening), options, models),
             log=_print_line,
         )
-        return server.run()
+        return server.run_until_signal()
 
 
 def _names(models: Sequence[PathText], given: Sequence[str]) -> tuple[str, ...]:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 import sys
-import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING, AnyStr, Self
 
 from rich.console import Console
@@ -23,7 +23,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from partita.export.progress import Stage, Unit
+from partita.export.progress import Stage, Unit, stage
 from partita.library.api import Audience
 from partita.observations.text_format import human_bytes
 from partita.options.fields import with_flags
@@ -157,32 +157,14 @@ class Bars:
         """Fill the bar of a stage that ended."""
         assert isinstance(stage, _Bar)
         note_stage(stage.title, seconds)
-        task = self.bars.tasks[self.bars.task_ids.index(stage.task)]
-        total = task.total or max(task.completed, 1)
-        self.bars.update(stage.task, total=total, completed=total)
+        self.bars.update(stage.task, total=1, completed=1)
 
 
-class Spinner(Bars):
-    """The current stage on stderr: a bar without a length on a terminal, and `note_stage` at its end."""
-
-    def __init__(self, title: str = "") -> None:
-        super().__init__()
-        self._task, self._title, self._began = (
-            self.bars.add_task(title, total=None, size=""),
-            title,
-            time.perf_counter(),
-        )
-
-    def __exit__(self, *details: object) -> None:
-        self.update("")
-        super().__exit__(*details)
-
-    def update(self, title: str) -> None:
-        """End the current stage and begin another."""
-        if self._title:
-            note_stage(self._title, time.perf_counter() - self._began)
-        self._title, self._began = title, time.perf_counter()
-        self.bars.update(self._task, description=title)
+@contextmanager
+def busy(title: str) -> Iterator[None]:
+    """Show a stage without a length."""
+    with Bars() as bars, stage(bars, title, {}):
+        yield
 
 
 class _Bar:
@@ -198,7 +180,7 @@ def print_note(text: str) -> None:
     note(f"note: {text}")
 
 
-TERMINAL = Audience(print_note, Spinner)
+TERMINAL = Audience(print_note, busy)
 
 
 def print_target_notes(target: Target) -> None:

@@ -1,4 +1,7 @@
-"""`partita verify` replays a package's known answer on a provider; `partita evaluate` measures its perplexity there."""
+"""`partita verify`, `evaluate` and `bench`: the known answer, the perplexity and the speed of a package on providers.
+
+Figures of a benchmark are printed first; then a contender that could not run, or Ctrl-C, ends the command.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +13,30 @@ from typing import Any
 from pydantic import BaseModel
 from rich.console import Console
 
+from partita.commands.arguments import (
+    package_of,
+    parse_ids,
+    print_written,
+    read_prompts,
+    reserve_output,
+    show_and_write,
+)
 from partita.commands.results import EvaluateResult, VerifyResult
-from partita.commands.terminal import TERMINAL, Bars, print_record, print_target_notes, stdout_console
-from partita.errors import ParityError
+from partita.commands.terminal import TERMINAL, Bars, note, print_record, print_target_notes, stdout_console
+from partita.errors import INTERRUPTED, ParityError, UsageError
 from partita.export.progress import stage
 from partita.foreign.evidence import read_evidence
 from partita.foreign.folder import Choice, open_folder
+from partita.library.bench import Race
 from partita.library.chain import Target, read_chain
 from partita.library.engine.jobs import run_job
 from partita.library.loading import in_child
 from partita.observations.text_format import NOT_KNOWN, nats, plural
-from partita.options.inspection import EvaluateCommand, VerifyCommand
+from partita.options.fields import input_paths
+from partita.options.inspection import BenchCommand, EvaluateCommand, VerifyCommand
 from partita.package.folder import Manifest, check_files
 from partita.package.records import Evaluation, Verification
+from partita.partition_reports.render.show import load_view
 from partita.partition_reports.render.terminal import ALARM, GOOD, Page
 from partita.partition_reports.sections.model import numbers, pairs, table
 from partita.remedies import Remedy
@@ -157,3 +171,41 @@ def show_evaluation(package: Path, manifest: Manifest, result: Evaluation, conso
         if stored is not None and (likely := stored.likely) is not None:
             bound += f"; at export: {nats(likely.kl_mean)}, 99th percentile {nats(likely.kl_p99, 3)}"
     page.table(pairs("Divergence", [("divergence", bound)]))
+
+
+def bench(options: BenchCommand) -> int:
+    """Measure one prompt on several providers, print, and return the exit code.
+
+    Raises UsageError, PackageError, ReportError and GenerationError before anything runs; afterwards the error of a
+    contender that failed, and KeyboardInterrupt when no turn was counted yet.
+    """
+    if options.token_ids and options.prompt is None:
+        raise UsageError("--token-ids needs --prompt, e.g. --prompt 1,45,7")
+    prompt: str | tuple[int, ...] | None = None
+    if options.prompt is not None:
+        (text,) = read_prompts([str(options.prompt)])
+        prompt = tuple(parse_ids(text)) if options.token_ids else text
+    chains = (*(options.chains or ()), *options.more)
+    options = replace(options, chains=chains or None, prompt=prompt)
+    package, *against = (package_of(model, options) for model in (options.package, *options.against))
+    race = Race(replace(options, package=package, against=against))
+    reports = [racer.report for racer in race.racers if racer.report is not None]
+    sink = None
+    if options.out is not None:
+        sink = reserve_output(Path(options.out), "result", (*input_paths(race.options), *reports), option="--out")
+    for line in race.notes:
+        note(f"note: {line}")
+    with Bars() as bars:
+        task = bars.bars.add_task("", total=None, size="")
+        found = race.measure(lambda title: bars.bars.update(task, description=title))
+    if any(each.rounds for each in found.contenders):
+        view = load_view("json" if options.as_json else "text", "partita.bench.sections")
+        show_and_write(found, view, sink, "result")
+        for entry in found.contenders:
+            if entry.report is not None:
+                print_written("report", entry.report)
+    if found.interrupted:
+        return INTERRUPTED
+    if (error := race.error()) is not None:
+        raise error
+    return 0

@@ -86,8 +86,7 @@ class SupportOptions:
     operators: Annotated[
         str | Sequence[str] | None,
         Option(
-            "Operators (Cast, com.microsoft:MatMulNBits) or an ONNX file; `diff A B` compares two tables "
-            "written by --out.",
+            "Operators (Cast, com.microsoft:MatMulNBits) or an ONNX file.",
             metavar="OP|MODEL",
             positional=True,
             text="list",
@@ -125,9 +124,6 @@ class SupportCommand(ViewOptions, ProgressOptions, SupportOptions):
     everything: bool = option(
         "All operators of ONNX and of ONNX Runtime.", default=False, flags=("--all",), argument="all", group="Input"
     )
-    out: PathText | None = option("Write the table to a file as JSON, for `support diff`; - is stdout.")
-    markdown: PathText | None = option("Write the table to a file as Markdown; - is stdout.")
-    html: PathText | None = option("Write the table to a file as one HTML page; - is stdout.")
 
 
 @dataclass(frozen=True, kw_only=True)

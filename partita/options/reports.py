@@ -16,7 +16,8 @@ class ShowCommand(ViewOptions):
 
     VIEWS = REPORT_VIEWS
     file: Annotated[
-        PathText, Option("Report written by `--report FILE`, or a result of `bench --out`.", positional=True)
+        PathText,
+        Option("Report written by `--report FILE`, or a result of `bench --out` or `support --out`.", positional=True),
     ]
     view: str | None = option("View. Default: by the suffix of --out, else brief.", complete="views", group="Output")
     full: bool = option("All tables; short for --view text.", default=False, group="Output")
@@ -61,8 +62,8 @@ class DiffCommand(ViewOptions):
 
     HELP_GROUP = "Comparison"
     VIEWS = "partita.compare.document"
-    before: Annotated[PathText, Option("The earlier report.", metavar="A", positional=True)]
-    after: Annotated[PathText, Option("The later report.", metavar="B", positional=True)]
+    before: Annotated[PathText, Option("The earlier report or support table.", metavar="A", positional=True)]
+    after: Annotated[PathText, Option("The later one.", metavar="B", positional=True)]
     force: bool = option("Compare reports of different models (otherwise an error, exit code 1).", default=False)
     exit_code: bool = option(
         "Exit code 1 if nodes, reasons or copies differ, like git diff --exit-code; versions and times are ignored.",
@@ -98,7 +99,6 @@ class CheckCommand(ViewOptions, CheckOptions):
 
     VIEWS = "partita.check.gate"
     file: ReportArgument
-    other_reports: Sequence[str] = option("Further reports to check.", default=(), metavar="MORE", positional=True)
     max_drift: float | None = option(
         "Maximum relative error of a layer or output; for results of `drift --json`.", range=NUMBER, group="Limits"
     )

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import re
 import secrets
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -28,18 +26,22 @@ from partita.observations.text_format import human_bytes
 from partita.options.generation import ServerLimits
 from partita.partition_reports.render.html import policy
 from partita.partition_reports.render.show import load_view, view_names
-from partita.serve.api_errors import (
+from partita.serve.exchange import Exchange
+from partita.serve.metrics import Metrics
+from partita.serve.protocol import (
+    CHAT,
+    COMPLETION,
     ApiError,
+    CompletionsBase,
     internal_error,
     json_response,
     of_error,
     overloaded_error,
+    read_body,
     sentence,
     shutting_down,
+    value_text,
 )
-from partita.serve.exchange import EventStream, Exchange
-from partita.serve.metrics import Metrics
-from partita.serve.protocol import CHAT, COMPLETION, CompletionsBase, read_body, value_text
 from partita.serve.served_package import ServedPackage
 
 REPORT_TYPES = {".html": "text/html", ".json": "application/json", ".md": "text/markdown"}
@@ -59,8 +61,6 @@ READ_SECONDS = 30.0
 DISCARDED = 8
 """A request body above the limit is read up to this multiple of it: many clients read no response before they sent
 all."""
-AUTHORITY = re.compile(r"https?://[^/]*", re.IGNORECASE)
-"""Start of a target in absolute form, which servers must accept (RFC 9112, section 3.2.2)."""
 
 
 class Endpoints:
@@ -73,35 +73,13 @@ class Endpoints:
         self.names = model_names({name: served.adapters for name, served in models.items()})
         self.draining = False
         """New requests are rejected; open requests are completed."""
-        self._exchanges: set[Exchange] = set()
 
-    def end_all(self) -> None:
-        """End every open response with an error."""
-        for exchange in list(self._exchanges):
-            exchange.end()
-
-    async def respond(self, request: Request, kind: type[CompletionsBase]) -> Response:
+    async def respond(self, request: Request, kind: type[CompletionsBase]) -> Exchange:
         """`POST /v1/chat/completions` and `/v1/completions`."""
         if self.draining:
             raise shutting_down()
         body = read_body(kind, await receive_body(request, self.limits))
-        exchange = Exchange(*self._named(body.model), body, self.limits, self.metrics, self._exchanges)
-        try:
-            answer = await exchange.begin(request.receive)
-            pieces = await exchange.next()
-            if body.stream:
-                return EventStream(exchange, answer, pieces)
-            while True:
-                for choice, piece in pieces:
-                    choice.logprobs += piece.logprobs
-                if exchange.is_finished:
-                    response = json_response(answer.finished(exchange.choices))
-                    exchange.close()
-                    return response
-                pieces = await exchange.next()
-        except BaseException:
-            exchange.close()
-            raise
+        return Exchange(*self._named(body.model), body, self.limits, self.metrics)
 
     def _named(self, name: str) -> tuple[ServedPackage, str | None]:
         """The package and adapter of a model name. Raises ApiError."""
@@ -220,28 +198,24 @@ class Gate:
     def __init__(
         self,
         app: ASGIApp,
-        limits: ServerLimits,
+        most: int,
         metrics: Metrics,
         keys: Sequence[str] = (),
         origins: Sequence[str] = (),
         log: Callable[[str], object] = lambda line: None,
     ) -> None:
-        """`keys`: accepted API keys; empty: none needed. `origins`: allowed origins of web pages besides the server's
-        own; `*`: any. `log` is called with a line for the operator."""
+        """`most`: open requests. `keys`: accepted API keys; empty: none needed. `origins`: allowed origins of web pages
+        besides the server's own; `*`: any. `log` is called with a line for the operator."""
         self._app, self._metrics, self._log = app, metrics, log
         self._keys, self._origins = [key.encode("utf-8") for key in keys], frozenset(origins)
-        self.clients: Counter[object] = Counter()
-        """Open requests by client address."""
-        self.most = limits.max_requests
-        metrics.open.set_function(self.clients.total)
+        self.open_requests, self._most = 0, most
+        metrics.open.set_function(lambda: self.open_requests)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
         if scope["type"] != "http":
             return
-        if not scope["path"].startswith("/"):
-            scope["path"] = AUTHORITY.sub("", scope["path"], count=1) or "/"
-        path, client, status = scope["path"], scope.get("client"), 0
+        path, status = scope["path"], 0
         added = [(b"x-request-id", f"req_{secrets.token_hex(12)}".encode()), (b"x-content-type-options", b"nosniff")]
 
         async def noted(message: Message) -> None:
@@ -251,7 +225,7 @@ class Gate:
                 message["headers"] = [*message.get("headers", ()), *added]
             await send(message)
 
-        self.clients[client] += 1
+        self.open_requests += 1
         try:
             refusal = self._refusal(path, Headers(scope=scope))
             await (self._app if refusal is None else refusal.response())(scope, receive, noted)
@@ -261,16 +235,9 @@ class Gate:
                 raise  # uvicorn closes the connection
             await internal_error().response()(scope, receive, noted)
         finally:
-            self.clients[client] -= 1
-            if not self.clients[client]:
-                del self.clients[client]
+            self.open_requests -= 1
             endpoint = next((each for each in ENDPOINTS if path == each or path.startswith(f"{each}/")), "other")
             self._metrics.responses.labels(endpoint, str(status or "none")).inc()
-
-    @property
-    def open_requests(self) -> int:
-        """Number of open requests."""
-        return self.clients.total()
 
     def _refusal(self, path: str, headers: Headers) -> ApiError | None:
         """The error for a request that must not reach the application; None if it may."""
@@ -286,7 +253,7 @@ class Gate:
         if self._keys and not self._has_key(headers.get("authorization", "")):
             message = "Incorrect or missing API key; send it as Authorization: Bearer KEY."
             return ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
-        if self.open_requests > self.most and path != UNCOUNTED:
+        if self.open_requests > self._most and path != UNCOUNTED:
             self._metrics.refused.labels("").inc()  # the model is not known yet
             return overloaded_error("The server has too many open requests; try again later.", "too_many_requests")
         return None

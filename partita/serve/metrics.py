@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from prometheus_client import (
@@ -11,24 +11,26 @@ from prometheus_client import (
     Gauge,
     GCCollector,
     Histogram,
+    Metric,
     PlatformCollector,
     ProcessCollector,
 )
+from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
 
 from partita.observations.text_format import short_provider
 from partita.partition_reports.outcome import fallback_nodes, used_phases
 
 if TYPE_CHECKING:
     from partita.partition_reports.records import Report
-    from partita.serve.responses import Delivery
 
 FIRST_TOKEN_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 BETWEEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5)
 REQUEST_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 
-class Metrics:
+class Metrics(Collector):
     """All metrics of a server. Thread-safe."""
 
     def __init__(self) -> None:
@@ -68,18 +70,9 @@ class Metrics:
         self.running = gauge("slots_running", "Running rows.")
         self.waiting = gauge("queue_waiting", "Prompts waiting for a row.")
         self.up = gauge("model_up", "1 while the model accepts requests, 0 after its process was lost.")
-        phase = ("model", "phase")
-        self.nodes = gauge("nodes", "Nodes by their provider.", ("model", "phase", "provider"))
-        self.off_provider = gauge("nodes_off_provider", "Nodes that are not on the first provider of the chain.", phase)
-        self.copies = gauge(
-            "copies_per_token", "Copies between memories in one run, which generates one token per row.", phase
-        )
-        self.copy_bytes = gauge(
-            "copy_bytes_per_token", "Bytes of these copies; copies of unknown size are excluded.", phase
-        )
-        self.in_place = gauge("cache_in_place", "1 if every cache state stays in the same buffer, else 0.")
-        self._placed: dict[str, frozenset[tuple[Gauge, tuple[str, ...]]]] = {}
-        """Placement gauges, by model."""
+        self.reports: dict[str, Report] = {}
+        """The last report of each model."""
+        registry.register(self)
 
     def watch(
         self, model: str, slots: int, running: Callable[[], int], waiting: Callable[[], int], up: Callable[[], bool]
@@ -92,23 +85,25 @@ class Metrics:
         self.refused.labels(model)
         self.request_seconds.labels(model)
 
-    def place(self, model: str, report: Report) -> None:
-        """Set the node placement of a model from its report, replacing earlier values."""
-        found: dict[tuple[Gauge, tuple[str, ...]], float] = {}
-        for phase in used_phases(report):
-            where = model, phase.name
-            for share in phase.providers:
-                found[self.nodes, (*where, short_provider(share.provider))] = share.nodes
-            found[self.off_provider, where] = len(fallback_nodes(report, phase))
-            found[self.copies, where] = len(phase.copies)
-            found[self.copy_bytes, where] = sum(copy.bytes_per_run or 0 for copy in phase.copies)
-        if report.summary is not None and report.summary.cache_in_place is not None:
-            found[self.in_place, (model,)] = report.summary.cache_in_place
-        for gauge, labels in self._placed.get(model, frozenset()) - found.keys():
-            gauge.remove(*labels)
-        for (gauge, labels), value in found.items():
-            gauge.labels(*labels).set(value)
-        self._placed[model] = frozenset(found)
+    def collect(self) -> Iterator[Metric]:
+        """The node placement of each model, from its report."""
+        phase = ("model", "phase")
+        nodes = _family("nodes", "Nodes by their provider.", (*phase, "provider"))
+        fallbacks = _family("nodes_off_provider", "Nodes that are not on the first provider of the chain.", phase)
+        copies = _family("copies_per_token", "Copies between memories in one run, with one token per row.", phase)
+        size = _family("copy_bytes_per_token", "Bytes of these copies; copies of unknown size are excluded.", phase)
+        in_place = _family("cache_in_place", "1 if every cache state stays in the same buffer, else 0.", ("model",))
+        for model, report in list(self.reports.items()):
+            for used in used_phases(report):
+                where = model, used.name
+                for share in used.providers:
+                    nodes.add_metric((*where, short_provider(share.provider)), share.nodes)
+                fallbacks.add_metric(where, len(fallback_nodes(report, used)))
+                copies.add_metric(where, len(used.copies))
+                size.add_metric(where, sum(copy.bytes_per_run or 0 for copy in used.copies))
+            if report.summary is not None and report.summary.cache_in_place is not None:
+                in_place.add_metric((model,), report.summary.cache_in_place)
+        yield from (nodes, fallbacks, copies, size, in_place)
 
     def encoded(self, accept: str) -> tuple[bytes, str]:
         """All metrics in a format that the scraper accepts, and its content type."""
@@ -119,32 +114,5 @@ class Metrics:
         return encoder(self.registry), content_type
 
 
-class TokenMetrics:
-    """Token metrics of one model, from its pieces. `step` is called once for all pieces of a step."""
-
-    def __init__(self, metrics: Metrics, model: str) -> None:
-        self._ended, self._model = metrics.ended, model
-        self._first, self._between = metrics.first_token_seconds.labels(model), metrics.between_seconds.labels(model)
-        self._queue, self._new = metrics.queue_seconds.labels(model), metrics.new_tokens.labels(model)
-        self.prompt = metrics.prompt_tokens.labels(model)
-
-    def step(self, now: float, deliveries: Iterable[Delivery]) -> None:
-        """Count the pieces of a step that ended at `now` (`time.perf_counter`)."""
-        new = 0
-        for choice, piece in deliveries:
-            ticket, count = choice.ticket, len(piece.tokens)
-            new += count
-            if not choice.has_begun and ticket.began is not None:
-                self._queue.observe(ticket.began - ticket.submitted)
-                choice.has_begun = True
-            if count and choice.last_token is None:
-                self._first.observe(now - ticket.submitted)
-            elif choice.last_token is not None:
-                for _ in range(count):
-                    self._between.observe((now - choice.last_token) / count)
-            if count:
-                choice.last_token = now
-            if piece.finish_reason is not None:
-                self._ended.labels(self._model, piece.finish_reason).inc()
-        if new:
-            self._new.inc(new)
+def _family(name: str, help_text: str, labels: Sequence[str]) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"partita_{name}", help_text, labels=labels)

@@ -1,17 +1,21 @@
-"""Request bodies of `/v1/chat/completions` and `/v1/completions`, as pydantic models.
+"""Request bodies of `/v1/chat/completions` and `/v1/completions`, as pydantic models, and errors.
 
-An unsupported field that would change the completion is rejected, unless its value is neutral. Null equals an absent
-field. Besides OpenAI's fields, the models have Partita's sampling options, `stop_token_ids` and `ignore_eos`.
+Null equals an absent field. An unsupported field of OpenAI or vLLM is rejected, unless its value is neutral. Besides
+OpenAI's fields, the models have Partita's sampling options, `stop_token_ids` and `ignore_eos`.
+
+An error is `{"error": {"message", "type", "param", "code"}}` (OpenAI API reference, "Error codes"; openai-python,
+`_exceptions.py`).
 """
 
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
-    AfterValidator,
     AliasChoices,
     BaseModel,
     BeforeValidator,
@@ -22,14 +26,19 @@ from pydantic import (
     create_model,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
+from pydantic_core import PydanticCustomError, to_json
+from starlette.responses import Response
 
+from partita.errors import GenerationError, PartitaError, UsageError
 from partita.library.engine.requests import BETWEEN_PARTS, TEXT_PARTS
-from partita.options.fields import Range, describe_fields
+from partita.options.fields import DescribedField, Range, describe_fields
 from partita.options.generation import Sampling
 from partita.runtime.generate.text.stop_strings import MOST_CHARACTERS
-from partita.serve.api_errors import ApiError, invalid
 
+INVALID, SERVER, OVERLOADED = "invalid_request_error", "server_error", "overloaded_error"
+RETRY_LATER = {"Retry-After": "1"}
+DO_NOT_RETRY = {"x-should-retry": "false"}
+"""OpenAI's clients retry twice unless this header forbids it (openai-python, `_base_client.py`)."""
 MOST_CHOICES, MOST_PROMPTS, MOST_STOPS, MOST_STOP_TOKENS = 128, 2048, 16, 1024
 MOST_TOKENS = 1 << 31
 MOST_LOGPROBS = 20
@@ -40,37 +49,46 @@ COMPLETION_TOKENS = 16
 SEEDS = 1 << 63
 SHOWN = 60
 """Maximum characters of a value in a message."""
+LEAST_TEMPERATURE = 1e-3
+"""Lower values are greedy, like 0."""
 SAMPLING = {each.name: each for each in describe_fields(Sampling) if each.name not in ("max_new_tokens", "source")}
 Prompt = str | list[int]
 
 
-def only(*values: Any) -> Any:
-    """Type of a field that accepts these values only, because others would change the completion."""
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("frequency_penalty", "presence_penalty", "min_tokens"), (0,)),
+    **dict.fromkeys(("use_beam_search", "early_stopping", "include_stop_str_in_output", "return_token_ids"), (False,)),
+    **dict.fromkeys(("echo", "continue_final_message", "return_tokens_as_token_ids"), (False,)),
+    "continuous_usage_stats": (False,),
+    **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens", "add_generation_prompt"), (True,)),
+    **dict.fromkeys(("tools", "functions", "documents", "tool_calls", "bad_words"), ([],)),
+    **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto", {})),
+    **dict.fromkeys(("logit_bias", "chat_template_kwargs"), ({},)),
+    "length_penalty": (1,),
+    "suffix": ("",),
+    "modalities": (["text"],),
+    "reasoning_effort": ("none",),
+    "verbosity": ("medium",),
+    "response_format": ({"type": "text"},),
+}
+"""Unsupported fields, and their values that do not change a completion."""
+IGNORED = frozenset(
+    {
+        *("user", "priority", "request_id", "cache_salt", "cache_prompt", "metadata", "store", "service_tier"),
+        *("safety_identifier", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
+        *("parallel_tool_calls", "include_obfuscation"),
+    }
+)
+"""Fields about the service."""
 
-    def check(value: Any) -> Any:
-        if not any(value == good and isinstance(value, bool) == isinstance(good, bool) for good in values):
-            allowed = " or ".join(map(repr, values))
-            raise PydanticCustomError("unsupported_value", f"this server supports only {allowed}")
-        return value
 
-    return Annotated[Any, AfterValidator(check)]
-
-
-def _no_bias(value: dict[str, Any]) -> dict[str, Any]:
-    if any(value.values()):
-        raise PydanticCustomError("unsupported_value", "this server supports only a bias of 0")
-    return value
-
-
-def _in_range(allowed: Range) -> AfterValidator:
-    """A validator of a number's range."""
-
-    def check(value: Any) -> Any:
-        if value is not None and value not in allowed:
-            raise PydanticCustomError("invalid_value", "it must be {allowed}", {"allowed": str(allowed)})
-        return value
-
-    return AfterValidator(check)
+def _has_effect(name: str, value: Any) -> bool:
+    """Whether a field of a body is not absent, ignored or neutral."""
+    if name == "logit_bias" and isinstance(value, dict):
+        return any(value.values())
+    # 0 and False are equal in Python, but not in JSON.
+    neutral = (value == good and isinstance(value, bool) == isinstance(good, bool) for good in NEUTRAL.get(name, ()))
+    return value is not None and name not in IGNORED and not any(neutral)
 
 
 def _as_list(value: Any) -> Any:
@@ -113,12 +131,15 @@ class Model(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_nulls(cls, data: Any) -> Any:
+    def _without_no_ops(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        present = {name: value for name, value in data.items() if value is not None}
+        present = {name: value for name, value in data.items() if _has_effect(name, value)}
         if len(present) > MOST_FIELDS:
             raise PydanticCustomError("invalid_value", f"the object has more than {MOST_FIELDS} fields")
+        for name in present.keys() & NEUTRAL.keys() - cls.model_fields.keys():
+            allowed = " or ".join(map(repr, NEUTRAL[name]))
+            raise _of_field("unsupported_value", name, f"this server supports only {allowed}; omit it")
         return present
 
 
@@ -126,22 +147,13 @@ class StreamOptions(Model):
     """`stream_options`."""
 
     include_usage: bool = False
-    include_obfuscation: Any = None
-    continuous_usage_stats: only(False) = None  # type: ignore[valid-type]
-
-
-class ResponseFormat(Model):
-    """`response_format`."""
-
-    model_config = ConfigDict(extra="allow")
-    type: only("text")  # type: ignore[valid-type]
 
 
 class ContentPart(Model):
     """A part of a message."""
 
     model_config = ConfigDict(extra="ignore")
-    type: only(*TEXT_PARTS)  # type: ignore[valid-type]
+    type: Literal[*TEXT_PARTS]  # type: ignore[valid-type]
     text: str = Field(validation_alias=AliasChoices("text", "refusal"))
 
 
@@ -153,8 +165,6 @@ class Message(Model):
     content: Annotated[list[ContentPart], FailFast(), BeforeValidator(_parts)]
     name: str | None = None
     tool_call_id: str | None = None
-    tool_calls: only([]) = None  # type: ignore[valid-type]
-    function_call: only({}) = None  # type: ignore[valid-type]
 
     def for_template(self) -> dict[str, str]:
         """The message for a chat template."""
@@ -163,13 +173,24 @@ class Message(Model):
         return {"role": self.role, "content": content, **{key: value for key, value in given.items() if value}}
 
 
-class CompletionsBase(Model):
+def _sampling_field(each: DescribedField) -> Any:
+    limits = each.option.range or Range()
+    least, most = (value if math.isfinite(value) else None for value in (limits.minimum, limits.maximum))
+    return Annotated[each.type | None, Field(ge=least, le=most)], None
+
+
+SamplingBody: Any = create_model(
+    "SamplingBody", __base__=Model, **{name: _sampling_field(each) for name, each in SAMPLING.items()}
+)
+"""The sampling options of Partita; those that OpenAI's API has are narrowed below."""
+
+
+class CompletionsBase(SamplingBody):  # type: ignore[misc]
     """Fields of both endpoints."""
 
     model: str
     stream: bool = False
     stream_options: StreamOptions | None = None
-    echo: bool = False
     n: int = Field(1, ge=1, le=MOST_CHOICES)
     max_tokens: int | None = Field(None, ge=1, le=MOST_TOKENS)
     stop: Annotated[
@@ -179,7 +200,7 @@ class CompletionsBase(Model):
     ] = []
     stop_token_ids: Annotated[list[int], FailFast(), Field(max_length=MOST_STOP_TOKENS)] = []
     ignore_eos: bool = False
-    temperature: Annotated[float | None, _in_range(Range(1e-3, 2, "0 or from 0.001 to 2", extra_value=0))] = None
+    temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, ge=0, le=1)
     top_k: int | None = Field(None, ge=-1, le=MOST_TOKENS)
     seed: int | None = Field(None, ge=-SEEDS, lt=SEEDS)
@@ -203,6 +224,8 @@ class CompletionsBase(Model):
     def sampling(self) -> dict[str, Any]:
         """The sampling options that are set, by the names of `Sampling`."""
         given = {name: getattr(self, name) for name in SAMPLING if getattr(self, name) is not None}
+        if given.get("temperature", 1) < LEAST_TEMPERATURE:
+            given["temperature"] = 0.0
         if given.get("top_k") == -1:
             given["top_k"] = 0  # off, in other servers' notation
         if given.get("top_p") == 0:
@@ -226,8 +249,7 @@ class ChatRequest(CompletionsBase):
     """The newer name of `max_tokens`."""
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=MOST_LOGPROBS)
-    response_format: ResponseFormat | None = None
-    parallel_tool_calls: bool = False
+    add_special_tokens: Literal[False] = False
 
     @property
     def alternatives(self) -> int | None:
@@ -249,6 +271,8 @@ class CompletionRequest(CompletionsBase):
     prompt: Annotated[Any, BeforeValidator(_prompts)]
     logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
     best_of: int | None = Field(None, ge=1, le=MOST_CHOICES)
+    echo: bool = False
+    add_special_tokens: Literal[True] = True
 
     @property
     def alternatives(self) -> int | None:
@@ -258,65 +282,23 @@ class CompletionRequest(CompletionsBase):
     @model_validator(mode="after")
     def _check_choices(self) -> CompletionRequest:
         if self.best_of not in (None, self.n):
-            raise _of_field("unsupported_value", "best_of", f"this server supports only the value of 'n', {self.n}")
+            message = f"this server supports only the value of 'n', {self.n}; omit it"
+            raise _of_field("unsupported_value", "best_of", message)
         if self.echo and self.logprobs is not None:
             message = "this server does not support log-probabilities of an echoed prompt"
             raise _of_field("unsupported_value", "logprobs", message)
         return self
 
 
-def _same(kind: Any, *names: str) -> dict[str, Any]:
-    """Fields of one type."""
-    return dict.fromkeys(names, kind)
-
-
-IGNORED = Annotated[Any, None]
-SHARED = {
-    **_same(IGNORED, "user", "priority", "request_id", "cache_salt", "cache_prompt"),
-    **_same(only(0), "frequency_penalty", "presence_penalty", "min_tokens"),
-    "logit_bias": Annotated[dict[str, Any], AfterValidator(_no_bias)],
-    "length_penalty": only(1),
-    "bad_words": only([]),
-    **_same(only(True), "skip_special_tokens", "spaces_between_special_tokens"),
-    **_same(only(False), "use_beam_search", "early_stopping", "include_stop_str_in_output"),
-    **_same(only(False), "return_token_ids", "return_tokens_as_token_ids"),
-}
-"""Fields of both endpoints, of OpenAI and vLLM, that are accepted with neutral values."""
-OF_CHAT = {
-    **_same(IGNORED, "metadata", "store", "service_tier", "safety_identifier"),
-    **_same(IGNORED, "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
-    **_same(only([]), "tools", "functions", "documents"),
-    **_same(only("none", "auto"), "tool_choice", "function_call"),
-    **_same(only(False), "continue_final_message", "add_special_tokens", "echo"),
-    "modalities": only(["text"]),
-    "reasoning_effort": only("none"),
-    "verbosity": only("medium"),
-    "add_generation_prompt": only(True),
-    "chat_template_kwargs": only({}),
-}
-OF_COMPLETION = {"add_special_tokens": only(True), "suffix": only("")}
+CHAT, COMPLETION = ChatRequest, CompletionRequest
 Kind = TypeVar("Kind", bound=CompletionsBase)
-
-
-def _complete(kind: type[Kind], others: Mapping[str, Any]) -> type[Kind]:
-    """The model with missing sampling options added, and the fields of `others`."""
-    sampling = {
-        name: Annotated[each.type, _in_range(each.option.range or Range())]
-        for name, each in SAMPLING.items()
-        if name not in kind.model_fields
-    }
-    every: dict[str, Any] = {name: (hint, None) for name, hint in {**sampling, **SHARED, **others}.items()}
-    return create_model(kind.__name__, __base__=kind, **every)
-
-
-CHAT = _complete(ChatRequest, OF_CHAT)
-COMPLETION = _complete(CompletionRequest, OF_COMPLETION)
 
 
 def read_body(kind: type[Kind], data: bytes) -> Kind:
     """Parse a request body. Raises ApiError for the first error."""
     try:
-        return kind.model_validate_json(data.removeprefix(b"\xef\xbb\xbf"))
+        found: Kind = kind.model_validate_json(data.removeprefix(b"\xef\xbb\xbf"))
+        return found
     except ValidationError as error:
         raise _api_error(error, kind) from None
 
@@ -332,9 +314,9 @@ def _api_error(error: ValidationError, kind: type[CompletionsBase]) -> ApiError:
     message = message[:1].lower() + message[1:]
     if what == "json_invalid":
         return invalid(f"The body is not JSON: {context['error']}.", code="invalid_json")
-    param = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"])[1:]
-    given = f", but it is {value_text(first['input'])}" if param else ""
-    param = param or context.get("param", "")
+    steps = (*first["loc"], *filter(None, [context.get("param")]))
+    param = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)[1:]
+    given = f", but it is {value_text(first['input'])}" if "param" not in context else ""
     if not param:
         return invalid(f"The body must be a JSON object: {message}.", code="invalid_type")
     if what == "missing":
@@ -345,7 +327,7 @@ def _api_error(error: ValidationError, kind: type[CompletionsBase]) -> ApiError:
         hint = f" Did you mean {near[0]}?" if near else ""
         return invalid(f"Unrecognized request argument supplied: {value_text(name)}.{hint}", name, "unknown_parameter")
     if what == "unsupported_value":
-        return invalid(f"Unsupported value: '{param}'; {message}{given}; omit it.", param, what)
+        return invalid(f"Unsupported value: '{param}'; {message}.", param, what)
     if what.endswith("_type"):
         return invalid(f"Invalid type for '{param}': {message}{given}.", param, "invalid_type")
     code = "empty_array" if what == "too_short" else "invalid_value"
@@ -359,3 +341,79 @@ def value_text(value: Any) -> str:
     if isinstance(value, (list, dict)):
         return f"{'an array' if isinstance(value, list) else 'an object'} with {len(value):,} entries"
     return str(value)[:SHOWN]
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class ApiError(Exception):
+    """A request that is rejected, or whose response cannot be completed."""
+
+    status: int
+    message: str
+    kind: str = INVALID
+    param: str | None = None
+    """Field of the body, e.g. `temperature`, `messages[0].content`."""
+    code: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def body(self) -> dict[str, Any]:
+        """The JSON object."""
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> Response:
+        """The HTTP response."""
+        return json_response(self.body(), self.status, self.headers)
+
+
+def json_response(record: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """A JSON response that must not be cached."""
+    headers = {"Cache-Control": "no-store", **(headers or {})}
+    return Response(to_json(record), status, headers, media_type="application/json")
+
+
+def invalid(message: str, param: str | None = None, code: str | None = "invalid_value") -> ApiError:
+    """400: the body is invalid, or requests an unsupported feature."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def overloaded_error(message: str, code: str) -> ApiError:
+    """503: the request may succeed later."""
+    return ApiError(503, message, OVERLOADED, code=code, headers=RETRY_LATER)
+
+
+def timed_out(seconds: float) -> ApiError:
+    """504: the request took longer than the server's limit."""
+    message = f"The request exceeded the server's time limit of {seconds:g} s; request fewer tokens."
+    return ApiError(504, message, "timeout_error", code="request_timeout", headers=DO_NOT_RETRY)
+
+
+def shutting_down() -> ApiError:
+    """503: the server is shutting down."""
+    return ApiError(503, "The server is shutting down.", SERVER, code="shutting_down", headers=RETRY_LATER)
+
+
+def of_error(error: PartitaError, param: str | None = None) -> ApiError:
+    """An error of the package for the client, without server paths and remedies."""
+    if isinstance(error, (GenerationError, UsageError)):
+        return invalid(sentence(error.message), param)
+    return run_error(error)
+
+
+def run_error(error: PartitaError | None) -> ApiError:
+    """500: the run of an accepted request failed."""
+    message = "The generation failed." if error is None else sentence(error.message)
+    headers = DO_NOT_RETRY if isinstance(error, GenerationError) else {}  # caused by the request, e.g. NaN logits
+    return ApiError(500, message, SERVER, code="generation_failed", headers=headers)
+
+
+def internal_error() -> ApiError:
+    """500: a bug; details are only logged for the operator."""
+    return ApiError(500, "The server had an internal error while processing the request.", SERVER)
+
+
+def sentence(text: str) -> str:
+    """A message as one line with a capital letter at the beginning and a full stop."""
+    line = " ".join(text.split())
+    return f"{line[:1].upper()}{line[1:]}{'' if line.endswith('.') else '.'}"

@@ -1,4 +1,4 @@
-"""The server process: its socket, connections and shutdown.
+"""The server process: its socket and shutdown.
 
 SIGTERM, SIGHUP and Ctrl-C drain: new requests are rejected, open requests are completed. The second signal ends the
 server at once, unless it follows so soon that a terminal and its shell may have sent the same signal twice.
@@ -9,15 +9,11 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-import math
-import signal
 import socket
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -29,7 +25,7 @@ from partita.remedies import Remedy
 from partita.serve.app import Endpoints, Gate, guard_app, make_app
 from partita.serve.metrics import Metrics
 from partita.serve.served_package import ServedPackage
-from partita.signals import PRESSED_SECONDS, TOGETHER_SECONDS
+from partita.signals import TerminatedError
 
 BACKLOG = 2048
 KEEP_ALIVE_SECONDS = 75
@@ -39,11 +35,10 @@ STALLED_SECONDS = 75
 LAST_SECONDS = 1.0
 """Seconds for sending errors when the server ends at once."""
 MOST_DESCRIPTORS = 65536
-SPARE_DESCRIPTORS = 64
-"""File descriptors reserved for files."""
 SPARE_CONNECTIONS = 4
-"""File descriptors reserved for `/health` and `/metrics`."""
-SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name))
+"""Connections reserved for `/health` and `/metrics`."""
+POLL_SECONDS = 0.5
+"""Windows does not interrupt a wait for Ctrl-C."""
 ANOTHER_PORT = Remedy("choose another port, or 0 for any free port", options=("--port", "{port}"))
 OTHER_HOST = Remedy("choose an address of this machine", options=("--host", "127.0.0.1"))
 
@@ -88,8 +83,8 @@ def is_loopback(listening: socket.socket) -> bool:
     return host == "::1" or host.startswith("127.")
 
 
-def free_descriptors() -> int:
-    """Raise the soft limit of open files; return the number available for connections."""
+def raise_descriptor_limit() -> int:
+    """Raise the soft limit of open files to the hard limit; return it, at most `MOST_DESCRIPTORS`."""
     try:
         import resource
     except ImportError:  # Windows, where sockets are no descriptors
@@ -98,62 +93,29 @@ def free_descriptors() -> int:
     most = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
     if 0 <= soft < most:  # otherwise unlimited or more
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    return max(16, most - len([*Path("/dev/fd").iterdir()]) - SPARE_DESCRIPTORS)
+    return most
 
 
-class Connections:
-    """Open connections. Above `most`, the oldest connection without an open request is closed."""
-
-    def __init__(self, gate: Gate, most: int) -> None:
-        self._gate, self.most = gate, most
-        self._open: dict[Any, asyncio.Transport] = {}
-        """By client address, oldest first."""
-
-    def add(self, peer: object, transport: asyncio.Transport) -> None:
-        """Add an opened connection."""
-        if len(self._open) >= self.most:
-            idle = next((each for each in self._open if each not in self._gate.clients), None)
-            (transport if idle is None else self._open.pop(idle)).abort()
-        self._open[peer] = transport
-
-    def remove(self, peer: object) -> None:
-        """Remove a closed connection."""
-        self._open.pop(peer, None)
-
-    def abort(self) -> None:
-        """Close all connections, discarding unsent data."""
-        for transport in list(self._open.values()):
-            transport.abort()
-
-
-def connection_class(connections: Connections) -> type[asyncio.Protocol]:
-    """uvicorn's protocol with a limit of connections. Overrides only methods of asyncio.Protocol."""
+def limited_protocol(most: int) -> type[H11Protocol]:
+    """uvicorn's protocol, with at most so many connections: a new one then closes the oldest without a request."""
 
     class Connection(H11Protocol):
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
-            host, port, *_ = transport.get_extra_info("peername") or ("", 0)
-            self.peer = host, port  # as in `scope["client"]`
-            connections.add(self.peer, transport)
+            self.began = time.monotonic()
+            if len(self.connections) > most:
+                every = (each for each in self.connections if isinstance(each, Connection) and each.is_idle)
+                min(every, key=lambda each: each.began, default=self).transport.abort()
 
-        def connection_lost(self, exc: Exception | None) -> None:
-            connections.remove(self.peer)
-            super().connection_lost(exc)
+        @property
+        def is_idle(self) -> bool:
+            return not self.transport.is_closing() and (self.cycle is None or self.cycle.response_complete)
 
     return Connection
 
 
-class HttpServer(uvicorn.Server):
-    """uvicorn's server without its signal handlers."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Do not change signal handlers."""
-        yield
-
-
-class Server:
-    """The server. `run` it in any thread; `end` it from any thread, or by a signal."""
+class Server(uvicorn.Server):
+    """The server. `run_until_signal` it in the main thread; `end` it from any thread."""
 
     def __init__(
         self,
@@ -173,17 +135,15 @@ class Server:
         line for the operator.
         """
         self.endpoints, self._listening = Endpoints(models, limits, metrics), listening
-        self._gate = gate = Gate(make_app(self.endpoints), limits, metrics, keys, origins, log)
-        app = guard_app(gate, origins, host if is_loopback(listening) else None)
+        descriptors = raise_descriptor_limit()
+        most = min(limits.max_requests, descriptors // 2 - SPARE_CONNECTIONS)
+        self._gate = Gate(make_app(self.endpoints), most, metrics, keys, origins, log)
         self._ready, self._log = ready, log
-        descriptors = free_descriptors()
-        # asyncio accepts a whole backlog at once, so there may be more connections than counted.
-        self._connections = Connections(gate, descriptors // 2)
-        gate.most = min(gate.most, max(1, self._connections.most - SPARE_CONNECTIONS))
-        self._http = HttpServer(
+        self._loop: asyncio.AbstractEventLoop | None = None
+        super().__init__(
             uvicorn.Config(
-                app,
-                http=connection_class(self._connections),
+                guard_app(self._gate, origins, host if is_loopback(listening) else None),
+                http=limited_protocol(descriptors // 2),
                 ws="none",
                 loop="asyncio",
                 lifespan="off",
@@ -192,78 +152,61 @@ class Server:
                 access_log=False,
                 proxy_headers=False,
                 server_header=False,
-                backlog=max(4, min(BACKLOG, descriptors // 10)),
+                backlog=max(4, min(BACKLOG, descriptors // 10)),  # asyncio accepts all of it at once
                 timeout_keep_alive=KEEP_ALIVE_SECONDS,
             )
         )
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._signalled_at = -math.inf
-        self.number: int | None = None
-        """The signal that ended it."""
 
-    def run(self) -> int:
-        """Serve until shutdown; return the exit code: 0 after SIGTERM and SIGHUP, 130 after Ctrl-C."""
-        with suppress(KeyboardInterrupt):
-            asyncio.run(self._serve())
-        return INTERRUPTED if self.number == signal.SIGINT else 0
+    def run_until_signal(self) -> int:
+        """Serve in another thread until shutdown; return the exit code: 0 after SIGTERM and SIGHUP, 130 after Ctrl-C.
 
-    def end(self, number: int) -> None:
-        """Drain as after this signal; the second call ends the server at once."""
-        if self._loop is not None:
+        `signals.ended_by_exception` drops repeated signals.
+        """
+        code: int | None = None
+        with ThreadPoolExecutor(1, "server") as pool:
+            serving = pool.submit(self.run, [self._listening])
+            while not serving.done():
+                try:
+                    wait([serving], timeout=POLL_SECONDS)
+                except KeyboardInterrupt:
+                    code = INTERRUPTED if code is None else code
+                    self.end("SIGINT")
+                except TerminatedError as error:
+                    code = 0 if code is None else code
+                    self.end(error.name)
+            serving.result()
+        return code or 0
+
+    def end(self, signal_name: str) -> None:
+        """Drain: reject new requests and complete open ones. The second call ends the server at once."""
+        if self.should_exit and self._loop is not None:
             with suppress(RuntimeError):  # the loop is closed: the server has ended
-                self._loop.call_soon_threadsafe(self._end, number)
+                self._loop.call_soon_threadsafe(self._end_now)
+        elif not self.should_exit:
+            self.endpoints.draining = self.should_exit = True
+            open_requests = plural(self._gate.open_requests, "open request")
+            self._log(f"{signal_name}: shutting down; waiting for {open_requests}; repeat the signal to stop now")
 
-    async def _serve(self) -> None:
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept clients."""
         self._loop = asyncio.get_running_loop()
-        self._loop.set_exception_handler(self._on_loop_error)
-        with self._signals():
-            serving = self._loop.create_task(self._http.serve([self._listening]))
-            while not self._http.started and not serving.done():
-                await asyncio.sleep(0.01)
-            self._ready()
-            await serving
+        self._loop.set_exception_handler(lambda _, found: self._log(f"{found['message']}: {found.get('exception')}"))
+        await super().startup(sockets)
+        self._ready()
 
-    def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        self._log(f"{context['message']}: {context.get('exception')}")
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Handle signals in this block, except ignored signals, e.g. SIGHUP under nohup."""
-        before = {}
-        in_main = threading.current_thread() is threading.main_thread()
-        for number in SIGNALS if in_main else ():
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                before[number] = signal.signal(number, self._on_signal)
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _on_signal(self, number: int, frame: object) -> None:
-        """End, unless the signal follows another so soon that it is a duplicate."""
-        now = time.monotonic()
-        if now - self._signalled_at >= (PRESSED_SECONDS if number == signal.SIGINT else TOGETHER_SECONDS):
-            self._signalled_at = now
-            self.end(number)
-
-    def _end(self, number: int) -> None:
-        if self.number is not None:
-            self._end_now()
-            return
-        self.number = number
-        self.endpoints.draining = self._http.should_exit = True  # first, because writing the line may fail
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Complete open requests within the limit."""
         limits = self.endpoints.limits
         limit = limits.timeout if limits.drain_timeout is None else limits.drain_timeout
         asyncio.get_running_loop().call_later(limit, self._end_now)
-        answered = f"waiting for {plural(self._gate.open_requests, 'open request')}"
-        self._log(f"{signal.Signals(number).name}: shutting down; {answered}; repeat the signal to stop now")
+        await super().shutdown(sockets)
 
     def _end_now(self) -> None:
         """End open responses with an error, then close every connection, because a client may read nothing."""
-        self.endpoints.end_all()
-        asyncio.get_running_loop().call_later(LAST_SECONDS, self._force)
+        for task in self.server_state.tasks:
+            task.cancel()
+        asyncio.get_running_loop().call_later(LAST_SECONDS, self._abort)
 
-    def _force(self) -> None:
-        self._connections.abort()
-        self._http.force_exit = True
+    def _abort(self) -> None:
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()

@@ -6,19 +6,20 @@ import asyncio
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from partita.check.requirements import Limits
 from partita.foreign.folder import NO_CHOICE, Choice
 from partita.library.api import Audience
 from partita.library.chain import Target
 from partita.library.engine.base import Engine, ReportRequest, Restarts
-from partita.library.engine.requests import Ticket, Work, check_speculation
-from partita.library.loading import in_child, open_engine, opened_notes
+from partita.library.engine.requests import RequestOutput, Ticket, Work, check_speculation
+from partita.library.loading import open_engine, opened_notes
 from partita.library.run_report import limits_error
 from partita.library.sampling import Suggestion, suggestion
 from partita.observations.text_format import plural
@@ -27,12 +28,12 @@ from partita.options.groups import Process
 from partita.package.folder import Manifest, not_exported
 from partita.partition_reports.records import Report
 from partita.runtime.generate.checks import check_adapter
+from partita.runtime.generate.choice.sampling import TokenLogprobs
 from partita.runtime.generate.prefix_file import read_content
 from partita.runtime.generate.text.chat_templates import has_template
 from partita.runtime.generate.text.tokens import Text, load_text, stop_token_ids
 from partita.runtime.time_limit import LateError, in_time
-from partita.serve.metrics import Metrics, TokenMetrics
-from partita.serve.responses import Delivery, ResponseChoice
+from partita.serve.metrics import Metrics
 
 IDLE_SECONDS = 1.0
 """Maximum seconds to wait for work before the thread checks whether to end."""
@@ -46,6 +47,61 @@ END_SECONDS = 5.0
 
 DEFAULTS = Suggestion(temperature=1.0)
 """OpenAI's defaults: sample from the unmodified distribution."""
+
+
+@dataclass(eq=False, slots=True)
+class ResponseChoice:
+    """One choice of a response: its request in the scheduler."""
+
+    number: int
+    """Index of the choice."""
+    deliver: Callable[[Delivery], object]
+    """Called in the event loop with each piece."""
+    ticket: Ticket = field(init=False)
+    """The submitted request."""
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """Log-probabilities of a response that is sent as one object."""
+    has_begun: bool = False
+    last_token: float | None = None
+    """Time of the last token, by `time.perf_counter`."""
+
+
+class Delivery(NamedTuple):
+    """A piece on its way to the event loop."""
+
+    choice: ResponseChoice
+    piece: RequestOutput
+
+
+class TokenMetrics:
+    """Token metrics of one model, from its pieces. `step` is called once for all pieces of a step."""
+
+    def __init__(self, metrics: Metrics, model: str) -> None:
+        self._ended, self._model = metrics.ended, model
+        self._first, self._between = metrics.first_token_seconds.labels(model), metrics.between_seconds.labels(model)
+        self._queue, self._new = metrics.queue_seconds.labels(model), metrics.new_tokens.labels(model)
+        self.prompt = metrics.prompt_tokens.labels(model)
+
+    def step(self, now: float, deliveries: Iterable[Delivery]) -> None:
+        """Count the pieces of a step that ended at `now` (`time.perf_counter`)."""
+        new = 0
+        for choice, piece in deliveries:
+            ticket, count = choice.ticket, len(piece.tokens)
+            new += count
+            if not choice.has_begun and ticket.began is not None:
+                self._queue.observe(ticket.began - ticket.submitted)
+                choice.has_begun = True
+            if count and choice.last_token is None:
+                self._first.observe(now - ticket.submitted)
+            elif choice.last_token is not None:
+                for _ in range(count):
+                    self._between.observe((now - choice.last_token) / count)
+            if count:
+                choice.last_token = now
+            if piece.finish_reason is not None:
+                self._ended.labels(self._model, piece.finish_reason).inc()
+        if new:
+            self._new.inc(new)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +186,7 @@ class ServedPackage:
         one = replace(self._first, sampling=replace(self._first.sampling, max_new_tokens=1), is_warm_up=True)
         for work in (self._first, *(replace(one, adapter=name) for name in self.adapters)):
             self._run(work)
-        notes, limits = ("created when the server started",), self._serving.placement
-        request = ReportRequest("length", limits=limits, probe_seconds=self._serving.probe_seconds, notes=notes)
-        self._new_report(request)
+        self._new_report("created when the server started", probe_seconds=self._serving.probe_seconds)
         engine = self._engine
         engine.restarts = Restarts(lambda line: self._log(f"{self.name}: {line}"), self._check_again)
         self._metrics.watch(
@@ -140,10 +194,10 @@ class ServedPackage:
         )
         self._thread.start()
 
-    def _new_report(self, request: ReportRequest) -> None:
+    def _new_report(self, note: str, **fields: Any) -> None:
         """A new report, stored and with its placement in the metrics. Raises ProviderError over the limits."""
-        report: Report = self._engine.report(request)
-        self._metrics.place(self.name, report)
+        request = ReportRequest("length", limits=self._serving.placement, notes=(note,), **fields)
+        report = self._metrics.reports[self.name] = self._engine.report(request)
         over = limits_error(report)
         if over is not None:
             raise over
@@ -158,8 +212,7 @@ class ServedPackage:
     def _check_again(self) -> None:
         """Check a restarted package, whose placement may have changed. Raises ProviderError and errors of the run."""
         self._run(self._first)
-        notes = ("created when the model was reloaded",)
-        self._new_report(ReportRequest("length", complete=False, limits=self._serving.placement, notes=notes))
+        self._new_report("created when the model was reloaded", complete=False)
 
     def _run(self, work: Work) -> None:
         """Run a request to its end. Raises its error."""
@@ -195,7 +248,7 @@ class ServedPackage:
         self._stopping = True
         for pool in (self.encoder, self.reporter):
             pool.shutdown(wait=False, cancel_futures=True)
-        if in_child(self._serving.target, self._serving.process):
+        if self._engine.in_worker:
             if self._thread.is_alive():
                 self._thread.join(END_SECONDS)
             self._engine.close()  # this ends all its requests

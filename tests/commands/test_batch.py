@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import json
 import os
@@ -14,15 +13,11 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from partita.cli import run
-from partita.commands import batch
-from partita.library.batches.batch_run import Progress
 from partita.partition_reports import storage
 from tests.conftest import REPOSITORY, require
 from tests.runtime.handmade_packages import ALL, handmade, known_tokens
@@ -257,39 +252,3 @@ def test_stdin_rows_resume_only_with_identical_input(summing, tmp_path, capsys, 
 
 def interrupted(*_: object) -> None:
     raise KeyboardInterrupt
-
-
-def test_stdin_is_read_after_other_arguments_are_checked(summing, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(sys, "stdin", None)
-    (tmp_path / "out.jsonl").write_text("mine\n")
-    assert run(words(summing, Path("-"), tmp_path / "out.jsonl")) == 2
-    assert "exists already" in capsys.readouterr().err
-    assert run(words(summing, Path("-"), tmp_path / "o.jsonl")) == 2
-    assert "stdin is closed" in capsys.readouterr().err
-
-
-def test_full_disk_while_reading_stdin_fails_with_message(summing, tmp_path, capsys, monkeypatch):
-    def fails(*_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    piped(monkeypatch, ROWS[:6])
-    monkeypatch.setattr("partita.commands.batch.shutil.copyfileobj", fails)
-    assert run(words(summing, Path("-"), tmp_path / "out.jsonl")) == 1
-    said = " ".join(capsys.readouterr().err.split())
-    assert "cannot store the rows" in said and "No space left on device" in said and "TMPDIR" in said
-
-
-@pytest.mark.parametrize("terminal", [True, False])
-def test_progress_bar_shows_rows_and_speed_on_terminal(monkeypatch, terminal):
-    """The speed excludes rows of an earlier run."""
-    shown, clock = io.StringIO(), iter([0.0, 2.0])
-    console = Console(file=shown, force_terminal=terminal, width=120)
-    monkeypatch.setattr("partita.commands.terminal.stderr", console)
-    monkeypatch.setattr("partita.commands.terminal.draws_progress", lambda: terminal)
-    monkeypatch.setattr(batch, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    with batch.RowBar() as bar:
-        bar.show(Progress(20, 16, 4, 60))
-        assert bar.last is not None
-        bar.bars.refresh()
-    said = shown.getvalue()
-    assert not said if not terminal else "16 of 20 rows" in said and "6.0 rows/s, 30 tokens/s" in said

@@ -12,7 +12,6 @@ import pytest
 
 from partita.bench.records import Bench
 from partita.cli import run
-from partita.errors import GenerationError
 from partita.library import bench as benchmark
 from partita.library.engine.remote import PROCESS
 from partita.partition_reports import storage
@@ -36,41 +35,6 @@ def measured(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str
     Bench.model_validate_json(out)
     found: dict[str, Any] = json.loads(out)
     return found
-
-
-@pytest.mark.heavy
-def test_two_chains_alternate_and_are_compared(package, capsys, monkeypatch):
-    order: list[tuple[int, str]] = []
-    take_turn = benchmark.Race.run_round
-
-    def noted(self: benchmark.Race, racer: benchmark.Racer, number: int) -> None:
-        order.append((number, racer.name))
-        take_turn(self, racer, number)
-
-    monkeypatch.setattr(benchmark.Race, "run_round", noted)
-    words = ("--rounds", "2", "--max-new-tokens", "6", "--provider-option", "cuda.device_id=0")
-    found = measured(capsys, package, "--providers", NO_DEVICE, "cpu", *words)
-    assert order == [(0, NO_DEVICE), (0, "cpu"), (1, "cpu"), (1, NO_DEVICE), (2, NO_DEVICE), (2, "cpu")]
-    first, cpu = found["contenders"]
-    assert found["baseline"] == "cpu" and found["verdict"][0].startswith(f"{NO_DEVICE} is ")
-    assert "cuda is not used: library_missing" in found["verdict"][0] or "device_missing" in found["verdict"][0]
-    assert (first["rounds"], cpu["rounds"], first["same_tokens"], first["repeatable"]) == (2, 2, True, True)
-    assert [len(turn["decode_ms"]) for turn in cpu["round_results"]] == [5, 5, 5]
-    assert [len(turn["tokens"][0]) for turn in cpu["round_results"]] == [6, 6, 6]
-    assert {tuple(phase["nodes_by_provider"]) for phase in cpu["summary"]["phases"]} == {("CPUExecutionProvider",)}
-    assert cpu["load_seconds"] > 0 and cpu["peak_rss_bytes"] > 1 << 20
-    assert {entry["phase"] for entry in first["ratios"]} == {"prefill", "decode"} and not cpu["ratios"]
-
-
-def test_bench_tokens_match_generate(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    prompt = ("--prompt", "1,45,7,99", "--token-ids")
-    found = measured(capsys, package, "--provider", "cpu", *prompt, "--rounds", "1", "--max-new-tokens", "6")
-    out, _ = succeeds(
-        capsys, "generate", package, "1,45,7,99", "--token-ids", "--max-new-tokens", "6", "--provider", "cpu", "--json"
-    )
-    ours = found["contenders"][0]["round_results"][0]["tokens"][0]
-    theirs = json.loads(out)["rows"][0]["tokens"]
-    assert ours[: len(theirs)] == theirs and len(ours) == 6
 
 
 def test_reports_are_written_to_folder(package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,15 +72,6 @@ def test_reports_are_written_to_folder(package: Path, tmp_path: Path, capsys: py
 )
 def test_invalid_arguments_fail_with_single_line(package, capsys, words, code, said):
     fails(capsys, code, said, "bench", package, *words)
-
-
-def test_invalid_report_folders_are_rejected(package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "file").write_text("")
-    words = ("bench", package, "--provider", "cpu", "--report")
-    fails(capsys, 1, "choose a folder", *words, tmp_path / "file")
-    fails(capsys, 2, "which this command reads", *words, package / "reports")
-    fails(capsys, 1, "cannot be created", *words, tmp_path / "no" / "such")
-    assert not (package / "reports").exists()
 
 
 def test_failing_provider_exits_3_and_other_is_measured(package, capsys):
@@ -193,29 +148,6 @@ def test_ctrl_c_prints_partial_result_and_ends_child_processes(package, capsys, 
     found = json.loads(out)
     assert found["interrupted"] and sorted(entry["rounds"] for entry in found["contenders"]) == sorted(rounds)
     assert sum(len(entry["round_results"]) for entry in found["contenders"]) == 2 * when + 1
-
-
-def test_failed_profiled_round_is_an_error_only_with_report(package, tmp_path, capsys, monkeypatch):
-    def fails(self: benchmark.Race, racer: benchmark.Racer) -> None:
-        raise GenerationError("no room")
-
-    monkeypatch.setattr(benchmark.Race, "observe", fails)
-    given = ["bench", str(package), "--provider", "cpu", *QUICK, "--json"]
-    assert run([*given, "--report", str(tmp_path / "reports")]) == 1
-    out, err = capsys.readouterr()
-    (cpu,) = json.loads(out)["contenders"]
-    assert cpu["rounds"] == 1 and cpu["summary_missing_reason"] == "the profiled round failed: no room"
-    assert f"{tmp_path / 'reports' / 'cpu.json'}: not written: the profiled round failed: no room" in err
-    assert run(given) == 0, "where none was asked for"
-
-
-@pytest.mark.heavy
-def test_bench_runs_static_package_with_batch_of_two(tiny_checkpoint, exported, capsys):
-    made = exported(tiny_checkpoint("llama"), batch_size=2, static_shapes=True, prefill_chunk=8)
-    found = measured(capsys, made, "--provider", "cpu", "--prompt-tokens", "20", "--rounds", "1")
-    (turn, _) = found["contenders"][0]["round_results"]
-    assert (turn["prefill_tokens"], len(turn["tokens"])) == (40, 2) and turn["tokens"][0] == turn["tokens"][1]
-    assert found["contenders"][0]["decode"]["tokens_per_second"]["median"] > 0
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from pydantic import BaseModel
 from partita.cli import run
 from partita.library.exporting import run_export
 from partita.package.folder import KNOWN_ANSWER, MANIFEST, WEIGHTS, read_manifest, record_file, write_manifest
-from tests.conftest import REPOSITORY, TinyCheckpoint
+from tests.conftest import REPOSITORY
 from tests.runtime.handmade_packages import handmade
 
 PROMPT = "return the value of"
@@ -110,14 +110,6 @@ def test_generate_prints_text_to_stdout_and_timings_to_stderr(package, capsys) -
     assert answer["timings"]["decode_tokens_per_second"] > 0
 
 
-def test_stop_string_ends_generation(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    whole, _ = succeeds(capsys, "generate", package, PROMPT, "--max-new-tokens", 16)
-    cut = whole.rstrip("\n")[5:8]
-    out, err = succeeds(capsys, "generate", package, PROMPT, "--max-new-tokens", 16, "--stop", cut, "--stop", "@@@@")
-    assert out == whole[: whole.index(cut)] + "\n"
-    assert "finish: stop" in err
-
-
 def test_system_message_applies_chat_template(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
     written = f"<|system|>be brief\n<|user|>{PROMPT}\n<|assistant|>"
     expected, _ = succeeds(capsys, "generate", package, written, "--max-new-tokens", 6)
@@ -168,45 +160,6 @@ def test_invalid_prompts_are_rejected(package, capsys, monkeypatch):
     fails(capsys, 2, "stdin is not UTF-8 (byte 3)", "generate", package, "-")
 
 
-def test_prompt_filling_the_cache_is_rejected(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ids = ",".join(["5"] * 64)
-    err = fails(capsys, 1, "which leaves no room for new tokens", "generate", package, ids, "--token-ids")
-    assert "has 64 tokens, but the cache length is 64, " in err and "--max-length 128" in err
-    out, err = succeeds(capsys, "generate", package, ids[2:], "--token-ids", "--json")
-    assert json.loads(out)["rows"][0]["finish_reason"] in ("cache_full", "stop")
-    assert len(json.loads(out)["rows"][0]["tokens"]) == 1
-
-
-def test_token_counts_exclude_padding_and_finished_rows(tiny_checkpoint, exported, tmp_path, capsys):
-    """50 and 3 prompt tokens; the longer row fills its cache first and the other row continues."""
-    package, report = exported(tiny_checkpoint("qwen2"), batch_size=2), tmp_path / "r.json"
-    long, short = ",".join(["7"] * 50), "9,8,7"
-    out, _ = succeeds(
-        capsys, "generate", package, long, short, "--token-ids", "--max-new-tokens", 40, "--json", "--report", report
-    )
-    answer, read = json.loads(out), json.loads(report.read_text())
-    prefill, decode = read["phases"]
-    made = [len(row["tokens"]) for row in answer["rows"]]
-    assert made[0] < made[1]
-    assert prefill["tokens"] == answer["timings"]["prompt_tokens"] == 53
-    assert decode["tokens"] == answer["timings"]["decode_tokens"]
-    assert decode["tokens"] < 2 * decode["steps"], "the finished row was counted"
-    assert [check for check in read["checks"] if not check["passed"]] == []
-    assert decode["tokens_per_second"] == pytest.approx(answer["timings"]["decode_tokens_per_second"])
-
-
-@pytest.mark.parametrize("fewer", [False, True], ids=["all rows", "fewer rows"])
-def test_fixed_prefill_chunk_option_is_reported_as_ignored(tmp_path, capsys, fewer):
-    """Older packages prefill whole prompts; packages with smaller batch graphs prefill each row in chunks."""
-    package = handmade(tmp_path / "package", batch=2, states=("key",), appends=False, fewer=fewer)
-    report = tmp_path / "r.json"
-    arguments = ["generate", package, "1,2,3,4,5,6,7", "1,2,3", "--token-ids", "--max-new-tokens", 2]
-    _, err = succeeds(capsys, *arguments, "--prefill-chunk", 3, "--report", report)
-    longest = read_manifest(package).graph.max_length
-    assert (f"--prefill-chunk 3 is ignored: this package prefills {longest} prompt tokens per run" in err) != fewer
-    assert json.loads(report.read_text())["request"]["prefill_chunk_tokens"] == (3 if fewer else 7)
-
-
 def test_invalid_packages_are_rejected(tmp_path: Path, own_package: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fails(capsys, 1, "no such file or folder", "generate", tmp_path / "absent", PROMPT)
     (tmp_path / "empty").mkdir()
@@ -221,20 +174,6 @@ def test_invalid_packages_are_rejected(tmp_path: Path, own_package: Path, capsys
 
 
 # verify
-
-
-def test_verify_does_not_import_torch(package: Path) -> None:
-    code = (
-        "import sys; from partita.cli import run; code = run(['verify', sys.argv[1]]); "
-        "print('torch' in sys.modules); sys.exit(code)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(package)], capture_output=True, text=True, env=child_environment(), check=False
-    )
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert "verified on CPUExecutionProvider" in lines[0] and lines[-1] == "False"
-    assert sum("equal" in line for line in lines) == 10
 
 
 def test_verify_mismatch_exits_4(own_package: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -323,16 +262,6 @@ def into_closed_pipe(*arguments: object, **environment: str) -> subprocess.Compl
     return done
 
 
-@pytest.mark.parametrize(("options", "unbuffered"), [((), ""), (("--json",), "1")])
-def test_closed_stdout_exits_0_and_writes_report(package, tmp_path, options, unbuffered):
-    report = tmp_path / "r.json"
-    arguments = ("generate", package, PROMPT, "--max-new-tokens", 40, "--report", report, *options)
-    done = into_closed_pipe(*arguments, PYTHONUNBUFFERED=unbuffered)
-    assert done.returncode == 0, done.stderr
-    totals = json.loads(report.read_text())["totals"]
-    assert totals["finish_reason"] == "length" or "stdout was closed" in totals["finish_detail"]
-
-
 def test_closed_stdout_keeps_exit_codes_of_other_commands(package: Path, own_package: Path, tmp_path: Path) -> None:
     report = tmp_path / "r.json"
     into_closed_pipe("generate", package, PROMPT, "--report", report)
@@ -354,18 +283,6 @@ def spoil_known_answer(package: Path) -> None:
     manifest = read_manifest(package)
     files = tuple(record_file(package, f.name) if f.name == answer.name else f for f in manifest.files)
     write_manifest(package, manifest.model_copy(update={"files": files}))
-
-
-def test_ctrl_c_during_export_exits_130_and_removes_files(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "partita", "export", str(tiny_checkpoint("llama")), str(tmp_path / "o" / "p")]
-    child = subprocess.Popen(command, stderr=subprocess.PIPE, env=child_environment(), preexec_fn=heed_interrupts)
-    deadline = time.monotonic() + 300
-    while not list(tmp_path.rglob("*.partial-*")) and child.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.01)
-    child.send_signal(signal.SIGINT)
-    _, err = child.communicate(timeout=60)
-    assert child.returncode == 130 and err.endswith(b"partita: interrupted\n") and b"Traceback" not in err, err
-    assert not list((tmp_path / "o").iterdir())
 
 
 def test_control_characters_in_file_names_are_escaped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,6 @@ import pytest
 
 import partita
 from partita import cli
-from partita.export.progress import Unit
 from tests.adapters import save_adapter
 from tests.conftest import TinyCheckpoint
 
@@ -70,17 +69,6 @@ def test_export_reports_smoke_run_on_target(exporting: Export) -> None:
     assert code == 0 and "  smoke run   cpu: ran, opened; prefill of 5 tokens and one decode step" in out
     (line,) = [line for line in out.splitlines() if line.startswith("  target ")]
     assert line.endswith("; opened and ran there, not verified")
-
-
-def test_export_without_target_uses_default_provider(exporting: Export) -> None:
-    target = as_json(exporting("--json"))["manifest"]["target"]
-    assert target["source"].startswith("default: ")
-    assert target["provider"] != "cpu" or target["verification"] == "verified"
-
-
-def test_explicit_attention_without_target_is_not_probed(exporting: Export) -> None:
-    content = as_json(exporting("--attention", "primitives", "--json"))
-    assert content["manifest"]["target"] is None and content["attention_reason"] == "requested"
 
 
 def test_explicit_attention_with_target_is_the_only_probe(exporting: Export) -> None:
@@ -153,21 +141,6 @@ def test_invalid_plugin_library_is_rejected(exporting: Export, tmp_path: Path) -
     refused(
         exporting("--target", "cpu", "--provider-library", f"mine={library}"), 2, "--provider-library", "mine", "cpu"
     )
-
-
-def test_export_progress_shows_named_stages(exporting, monkeypatch):
-    from partita.commands.terminal import Bars
-
-    shown: list[str] = []
-    start = Bars.start
-
-    def started(self: Bars, title: str, total: int | None, unit: Unit) -> Any:
-        shown.append(title)
-        return start(self, title, total, unit)
-
-    monkeypatch.setattr(Bars, "start", started)
-    assert exporting("--attention", "gqa", "--target", "cpu", "--no-verify")[0] == 0
-    assert shown[:6] == ["load libraries", "find target", "read checkpoint", "build model", "trace gqa", "rewrite gqa"]
 
 
 @pytest.mark.usefixtures("stand_ins")

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -20,7 +19,6 @@ from onnx import parser
 from partita.cli import run
 from tests.commands.test_cli import heed_interrupts
 from tests.conftest import REPOSITORY
-from tests.contract.commands import Done, execute
 
 SECONDS = 300
 HEAD = '<ir_version: 10, opset_import: ["" : 21, "my" : 1]>\n'
@@ -122,57 +120,3 @@ def test_place_prints_brief_report_and_full_tables(tmp_path, capsys):
 
 
 # `partita place` on models with control flow: which nodes are in bodies, as ONNX Runtime itself has them
-
-
-CALLED_TWICE = """g (float[1,4] x, int32[1,4] k, bool c) => (float[1,4] y)
-<float lo = {0}, int32 whole = {0}> {
-  [call] a = my.F (x, lo)
-  [choice] y = If (c) <
-    then_branch = t () => (float[1,4] ty) { [inner_call] k2 = my.F (k, whole) [cast] ty = Cast <to = 1> (k2) },
-    else_branch = e () => (float[1,4] ey) { [cos] ey = Cos (a) }>
-}
-<domain: "my", opset_import: ["" : 21]>
-F (v, low) => (r) { [clip] r = Clip (v, low) }"""
-CONSTANT = """g (float[1,4] x) => (float[1,4] y)
-<bool yes = {1}> {
-  [choice] a = If (yes) <
-    then_branch = t () => (float[1,4] ty) { [neg] n = Neg (x) [exp] ty = Exp (n) },
-    else_branch = e () => (float[1,4] ey) { [cos] ey = Cos (x) }>
-  [sin] y = Sin (a)
-}"""
-
-
-def place(text: str, folder: Path, *arguments: object) -> Done:
-    path = folder / "model.onnx"
-    onnx.save(parser.parse_model(HEAD + text), path)
-    return execute("-m", "partita", "place", path, "--probe-seconds", 0, "--json", *arguments, folder=folder)
-
-
-def dry(text: str, folder: Path) -> dict[str, Any]:
-    """A report of a dry run that does not pass because of one node on the CPU, which is told with its reason."""
-    done = place(text, folder, "--provider", "cuda,cpu", "--dry-run", "--runs", 1, "--max-cpu-nodes", 0)
-    assert done.code == 3, done
-    report = done.json
-    assert (report["summary"]["state"], report["conflicts"]) == ("partly", [])
-    assert [entry["reason"] for entry in report["fallbacks"]] == ["no_kernel_op"]
-    return report
-
-
-@pytest.mark.usefixtures("stand_ins")
-def test_function_called_in_graph_and_branch_is_placed_in_both(tmp_path: Path) -> None:
-    report = dry(CALLED_TWICE, tmp_path)
-    (phase,) = report["phases"]
-    assert {node["provider"] for node in phase["nodes"]} == {"CUDAExecutionProvider"}
-    assert [node["op_type"] for node in phase["subgraphs"]["on_cpu"]] == ["Clip"]
-    assert phase["subgraphs"]["nodes"] == 3
-
-
-@pytest.mark.parametrize(("text", "inside"), [(CONSTANT, 0), (CALLED_TWICE, 3)])
-def test_subgraphs_list_their_executed_nodes(tmp_path: Path, text: str, inside: int) -> None:
-    done = place(text, tmp_path, "--provider", "cpu")
-    assert done.code == 0, done
-    (phase,) = done.json["phases"]
-    assert len(phase["subgraphs"]["on_cpu"]) == phase["subgraphs"]["nodes"] == inside
-    if text is CONSTANT:
-        states = [row["state"] for row in phase["file_nodes"]]
-        assert states.count("folded") == 1, "the If; two nodes of its branch are rows of their own"

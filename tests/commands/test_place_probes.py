@@ -11,7 +11,6 @@ import onnx
 import pytest
 from onnx import numpy_helper, parser
 
-from tests.conftest import REPOSITORY
 from tests.contract.commands import Done, execute, refused
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
@@ -30,17 +29,6 @@ CODES = {
     "attribute": "attribute_unsupported",
 }
 PROBED = ("version", "operator", "type", "attribute")
-IN_EXPERIMENTS = """
-import os, signal, sys, time
-if "partita.runtime.lab.placement" in sys.orig_argv:
-    import partita.runtime.ort.session as session
-    real = session.open_native
-    def open_native(path, active, opening):
-        if b"Celu" in (opening.model or b""):
-            {what}
-        return real(path, active, opening)
-    session.open_native = open_native
-"""
 Place = Callable[..., Done]
 
 
@@ -90,12 +78,6 @@ def reasons(report: dict[str, Any]) -> dict[str, str]:
     return {entry["node"]: entry["reason"] for entry in report["fallbacks"]}
 
 
-def changed_children(folder: Path, what: str) -> dict[str, str]:
-    """Environment in which experiments on a Celu do `what` in place of opening it."""
-    (folder / "sitecustomize.py").write_text(IN_EXPERIMENTS.format(what=what))
-    return {"PYTHONPATH": f"{folder}:{REPOSITORY}"}
-
-
 # --- what experiments tell -----------------------------------------------------------------------------------------
 
 
@@ -131,36 +113,7 @@ def a_second_run_knows_the_answers(place, planted, first):
     assert content(place(planted, "--json", "--device", "l4"))["probing"]["cached"] == 0, "of another device"
 
 
-def test_unsupported_nodes_error_names_cause_of_every_node(place, planted):
-    done = place(planted, provider="cuda")
-    refused(done, "cannot run 4 nodes", *CODES.values(), code=3)
-    assert "probed: with MaxPool of opset" in " ".join(done.err.split())
-
-
-def test_report_without_probes_has_no_probe_evidence(place, planted):
-    done = place(planted, "--json", "--probe-seconds", 0)
-    report = content(done)
-    assert report["probing"] is None
-    assert set(reasons(report)) == set(CODES)
-    assert all(entry["variants"] == [] and entry["missing_probes"] == "" for entry in report["fallbacks"])
-    assert {entry["evidence_kind"] for entry in report["fallbacks"]} <= {"logged", "none"}
-    assert "experiment" not in done.err
-
-
 # --- crashes -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("nothing_known")
-def test_crashing_probe_is_recorded_and_others_complete(place, planted, tmp_path):
-    crashing = changed_children(tmp_path, "os.kill(os.getpid(), signal.SIGSEGV)")
-    report = content(place(planted, "--json", **crashing))
-    trials = {entry["node"]: entry["variants"] for entry in report["fallbacks"]}
-    assert {trial["outcome"] for trial in trials["operator"]} == {"crashed"}
-    assert {trial["message"] for trial in trials["operator"]} == {"its process was killed by SIGSEGV"}
-    assert report["probing"]["crashes"] == len(trials["operator"]) and report["probing"]["missing_probes"] == []
-    assert reasons(report) == CODES
-    assert taken(trials["version"]) and taken(trials["type"])
-    assert {node["name"]: node["provider"] for node in report["phases"][0]["nodes"]}["operator"] == CPU
 
 
 def taken(trials: list[dict[str, Any]]) -> bool:
@@ -194,17 +147,6 @@ def test_node_without_any_kernel_is_rejected_with_cause(tmp_path, graph, told):
     done = execute("-m", "partita", "place", tmp_path / "m.onnx", "--provider", "cpu", folder=tmp_path)
     refused(done, told, code=3)
     assert done.err.count("Could not find an implementation") == 1
-
-
-def test_failing_cpu_kernel_error_names_node_when_probed(tmp_path):
-    text = "g (float[1,4,8,8] x) => (float[1,8,16,16] y) <float[4] s = {1.0,2.0,2.0,2.0}> {\n  [first] h = Neg(x)\n"
-    text += '  [odd] r = Resize<mode="cubic">(h, "", s)\n  [last] y = Neg(r)\n}'
-    path = write(tmp_path / "m.onnx", text)
-    done = execute("-m", "partita", "place", path, "--provider", "cpu", folder=tmp_path)
-    refused(done, "'Cubic' mode only supports", "it fails on node 'odd' (Resize); it opens the rest", code=3)
-    done = execute("-m", "partita", "place", path, "--provider", "cpu", "--probe-seconds", 0, folder=tmp_path)
-    refused(done, "'Cubic' mode only supports", code=3)
-    assert "'odd'" not in done.err
 
 
 @pytest.mark.parametrize(("kind", "says"), [("seq(float[4])", "x is a sequence"), ("int4[4]", "x is a tensor of int4")])

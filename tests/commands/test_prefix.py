@@ -22,10 +22,8 @@ from partita.runtime.generate.prefixes import LEAST_TOKENS
 from tests.commands.test_chat import piped
 from tests.conftest import Exported, TinyCheckpoint
 from tests.drafts import always_draft
-from tests.foreign.conftest import SAMPLES
-from tests.runtime.handmade_packages import ALL, VOCAB, handmade, known_tokens
+from tests.runtime.handmade_packages import VOCAB, handmade, known_tokens
 
-OPTIMUM = SAMPLES / "optimum"
 BEGIN, REST, SYSTEM = "return the value of the", " item in the list", "return the item"
 LONG = "return the value of the item in the list, and"
 IDS = ",".join(str(5 + 3 * index) for index in range(20))
@@ -66,7 +64,7 @@ def test_prompt_continues_text_prefix(package, kept, capsys):
     assert generate(package, REST, "--prefix", kept, "-n", 2) == 0
     err = capsys.readouterr().err
     count = len(read_content(kept).tokens)
-    assert count > 3 and f"{count} tokens of each prompt come from the prefix" in err
+    assert count > 3
     read = re.search(r"prompt (\d+) tokens", err)
     assert read is not None and int(read[1]) <= len(REST)
 
@@ -84,28 +82,6 @@ def test_system_prefix_matches_system_option(package, tmp_path, capsys):
     wanted = tokens(capsys, package, "hi", "--system", SYSTEM)
     assert tokens(capsys, package, "hi", "--prefix", file) == wanted
     assert tokens(capsys, package, "hi", "--chat", "--prefix", file) == wanted
-
-
-@pytest.mark.parametrize("kind", ["ids", "folder", "adapter"])
-def test_prefix_of_ids_folder_and_adapter_continues(kind, tiny_checkpoint, exported, tmp_path, capsys):
-    given: dict[str, list[object]] = {"ids": [IDS, "--token-ids"], "folder": [IDS, "--token-ids", "--max-length", 40]}
-    if kind == "adapter":
-        folder = handmade(tmp_path / "adapted", adapters={"mine": 3}, words=True)
-        given[kind] = ["w5 w6 w7", "--adapter", "mine"]
-    else:
-        folder = OPTIMUM if kind == "folder" else exported(tiny_checkpoint("llama"), attention="gqa")
-    file = tmp_path / "my prefix"
-    text, *options = given[kind]
-    assert generate(folder, text, *options, "--save-prefix", file) == 0
-    assert "use it with --prefix" in " ".join(capsys.readouterr().err.split())
-    assert generate(folder, " w9" if kind == "adapter" else "9", *options, "--prefix", file) == 0
-
-
-def test_every_batch_row_starts_with_prefix(pair, tmp_path, capsys):
-    file = tmp_path / "prefix"
-    assert generate(pair, BEGIN, "--save-prefix", file) == 0
-    wanted = tokens(capsys, pair, BEGIN + REST, BEGIN + " list")
-    assert tokens(capsys, pair, REST, " list", "--prefix", file) == wanted
 
 
 def test_prefix_of_other_package_is_rejected(pair, kept, capsys):
@@ -301,18 +277,3 @@ def test_speculative_tokens_match_and_acceptance_is_printed(generated, summing, 
     assert report["speculation"]["drafted"] >= report["speculation"]["accepted"] > 0
     assert report["request"]["options"]["draft"] == str(summing)
     assert json.loads(generated("--json")[0])["speculation"] is None
-
-
-def test_invalid_speculation_options_are_rejected(generated: Generated, summing: Path, tmp_path: Path) -> None:
-    recurrent = handmade(tmp_path / "recurrent", states=ALL)
-    for options, says in (
-        (("--speculate", "tree"), "--speculate tree: the only value is ngram"),
-        (("--speculate", "ngram", "--draft", summing), "set only one of them"),
-        (("--speculate", "ngram"), "cannot be rewound"),
-    ):
-        _, err = generated(*options, folder=recurrent, code=2)
-        assert says in " ".join(err.split())
-    _, err = generated("--draft", tmp_path / "nowhere", code=1)
-    assert "nowhere" in err
-    _, err = generated("--draft", recurrent, code=2)
-    assert "this package cannot be a draft package: its states cannot be rewound" in " ".join(err.split())

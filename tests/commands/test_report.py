@@ -245,12 +245,6 @@ def test_generate_json_contains_options_to_reproduce_run(package, capsys):
     assert again["rows"] == told["rows"] and again["error"] is None
 
 
-def test_verify_json_names_package_and_provider(package, capsys):
-    told = printed(capsys, "verify", "verify", package, "--provider", "cpu")
-    assert (told["schema"], told["package"], told["status"]) == ("partita.verify/1", str(package), "verified")
-    assert told["provider"] == "CPUExecutionProvider" and told["steps"]
-
-
 def test_report_diff_check_and_explain_json_match_schemas(package, tmp_path, capsys):
     report = tmp_path / "r.json"
     told = printed(capsys, "report", "place", package, "--provider", "cpu", "--report", report)
@@ -258,11 +252,6 @@ def test_report_diff_check_and_explain_json_match_schemas(package, tmp_path, cap
     assert printed(capsys, "diff", "report", "diff", report, report)["schema"] == "partita.diff/1"
     assert printed(capsys, "check", "report", "check", report, "--max-copies", 99)["schema"] == "partita.check/1"
     assert printed(capsys, "explain", "report", "explain", report, node)["schema"] == "partita.explanation/1"
-
-
-def test_bench_json_matches_schema(package, capsys):
-    told = printed(capsys, "bench", "bench", package, "--provider", "cpu", "--rounds", 1, "-n", 2)
-    assert told["schema"] == "partita.bench/1"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`partita support diff`: differences between two support tables, views and usage errors."""
+"""`partita report diff A B`: differences between two support tables, views and usage errors."""
 
 from __future__ import annotations
 
@@ -63,30 +63,17 @@ def test_text_view_names_both_tables_and_changes():
         assert told in stream.getvalue(), told
 
 
-def test_diff_is_written_to_files_and_stdout_by_view(tmp_path, capsys, monkeypatch):
+def test_report_verbs_read_support_tables(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name, outcome in (("a.json", "supported"), ("b.json", "rejected")):
         (tmp_path / name).write_text(to_json(table(answer("Cast", outcome, FLOAT))))
-    assert run(["support", "diff", "a.json", "b.json", "--markdown", "d.md"]) == 0
-    captured = capsys.readouterr()
-    assert "Cast-13" in captured.out and "difference of support tables: d.md" in captured.err
-    written = (tmp_path / "d.md").read_text()
-    assert written.startswith("### 1 variant no longer supported")
-    assert run(["support", "diff", "a.json", "b.json", "--view", "markdown"]) == 0
-    assert capsys.readouterr().out == written
-    assert run(["support", "diff", "a.json", "b.json", "--out", "a.json"]) == 2
-    assert run(["support", "diff", "a.json", "b.json", "--json", "--markdown", "-"]) == 2
-    assert "two views are written to stdout" in capsys.readouterr().err
-
-
-def test_support_diff_rejects_measurement_options(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name in ("a.json", "b.json"):
-        (tmp_path / name).write_text(to_json(BEFORE))
-    for options in (["--all"], ["--provider", "cpu"], ["--model", "m.onnx"], ["--dry-run"]):
-        assert run(["support", "diff", "a.json", "b.json", *options]) == 2
-        captured = capsys.readouterr()
-        assert captured.out == "" and f"omit {options[0]}" in captured.err
+    assert run(["report", "diff", "a.json", "b.json", "--exit-code"]) == 1
+    assert "Cast-13" in capsys.readouterr().out
+    assert run(["report", "diff", "a.json", "b.json", "--out", "d.md"]) == 0
+    assert (tmp_path / "d.md").read_text().startswith("### 1 variant no longer supported")
+    assert run(["report", "diff", "a.json", "b.json", "--out", "a.json"]) == 2
+    assert run(["report", "html", "a.json"]) == 0
+    assert "Cast" in (tmp_path / "a.html").read_text()
 
 
 def test_variants_without_factors_are_compared_separately():

@@ -115,7 +115,6 @@ def test_exhausted_time_budget_marks_table_incomplete(environment, target, parti
         (["Relux", "--provider", "cpu"], "operator 'Relux' is unknown"),
         (["--provider", "cpu"], "--all"),
         (["Relu", "--provider", "cpu,webgpu"], "name one provider"),
-        (["diff", "only.json"], "two tables"),
     ],
 )
 def test_usage_errors_exit_2_and_name_the_remedy(words, expected, capsys):

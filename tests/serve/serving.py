@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import socket
 import threading
 import time
@@ -19,7 +18,7 @@ import pytest
 from partita.check.requirements import Limits
 from partita.library.api import QUIET
 from partita.library.chain import read_chain
-from partita.options.generation import BatchOptions, ServerLimits
+from partita.options.generation import ServerLimits
 from partita.options.groups import Process, ProviderChain
 from partita.package.folder import read_manifest
 from partita.serve.metrics import Metrics
@@ -81,13 +80,11 @@ def running(
     keys: tuple[str, ...] = (),
     origins: tuple[str, ...] = (),
     process: Process = "this",
-    batch: BatchOptions = BatchOptions(),  # noqa: B008
-    prefix: Path | None = None,
     placement: Limits | None = None,
 ) -> Iterator[Running]:
     """A server of these packages on a free port."""
     metrics = Metrics()
-    serving = Serving(read_chain(CPU), process=process, batch=batch, placement=placement or Limits())
+    serving = Serving(read_chain(CPU), process=process, placement=placement or Limits())
     listens = threading.Event()
     with ExitStack() as stack:
         listening = stack.enter_context(bind("127.0.0.1", 0))
@@ -95,7 +92,7 @@ def running(
         models = {}
         for name, package in packages.items():
             manifest = read_manifest(package)
-            models[name] = open_served(name, package, manifest, serving, metrics, QUIET, log.append, prefix)
+            models[name] = open_served(name, package, manifest, serving, metrics, QUIET, log.append)
             stack.callback(models[name].stop)
         server = Server(
             models,
@@ -107,17 +104,17 @@ def running(
             ready=listens.set,
             log=log.append,
         )
-        thread = threading.Thread(target=server.run)
+        thread = threading.Thread(target=server.run, args=([listening],))
         thread.start()
         assert listens.wait(SECONDS)
         found = Running(url_of(listening), server, models, log)
         try:
             yield found
         finally:
-            server.end(signal.SIGTERM)
+            server.end("SIGTERM")
             thread.join(SECONDS)
             if thread.is_alive():
-                server.end(signal.SIGTERM)
+                server.end("SIGTERM")
                 thread.join(SECONDS)
             assert not thread.is_alive()
 

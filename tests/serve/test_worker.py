@@ -75,9 +75,7 @@ def test_reload_over_placement_limits_is_down_until_retry_succeeds(
     """Retries by itself: load balancers send no requests to a server with /health 503."""
     monkeypatch.setattr("partita.library.engine.remote.RETRY_SECONDS", 0.2)
     served = apart.models["tiny"]
-    nodes = served._metrics.nodes.labels("tiny", "decode", "GPU")
-    nodes.set(7)  # as of sessions that are gone
-    served._metrics._placed["tiny"] |= {(served._metrics.nodes, ("tiny", "decode", "GPU"))}
+    before = served._metrics.reports["tiny"]
     with monkeypatch.context() as patch:
         over = ProviderError("5 nodes are elsewhere", path=Path("/srv/secret"))
         patch.setattr("partita.serve.served_package.limits_error", lambda report: over)
@@ -88,7 +86,7 @@ def test_reload_over_placement_limits_is_down_until_retry_succeeds(
         assert apart.metric("partita_model_up") == 0
     until(lambda: apart.get("/health").status_code == 200)
     assert is_well(apart)
-    assert 'provider="GPU"' not in apart.get("/metrics").text
+    assert served._metrics.reports["tiny"] is not before
     assert "created when the model was reloaded" in apart.get("/report").text
 
 
@@ -100,8 +98,8 @@ def test_suspended_worker_is_ended_with_the_server(package: Path, monkeypatch: p
         process.suspend()
         answer = pool.submit(server.post, COMPLETION, LONG)
         until(lambda: server.models["tiny"].open_prompts == 1)
-        server.server.end(15)
-        server.server.end(15)
+        server.server.end("SIGTERM")
+        server.server.end("SIGTERM")
         assert answer.result().status_code == 503
         server.models["tiny"].stop()
         assert not process.is_running()

@@ -20,7 +20,7 @@ import pytest
 
 import partita
 from partita.cli import run
-from partita.commands.batch import RowBar
+from partita.commands.generate import RowBar
 from partita.errors import GenerationError, PackageError
 from partita.foreign.folder import open_folder
 from partita.library.batches import cluster as cluster_module
