@@ -18,6 +18,7 @@ from partita.partition_reports.request_records import DryRunFacts, GraphCapture
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from partita.observations.facts import RunFacts
     from partita.providers.resolve import Resolution
     from partita.runtime.place.onnx_model import OnnxModel
 
@@ -80,6 +81,23 @@ def check_dry_run(report: Report, *, started: bool) -> None:
         raise ProviderError(
             f"dry run: {first.provider} did not start over the stub libraries: {first.reason}: {first.evidence}"
         )
+
+
+def with_shapes(
+    facts: RunFacts, models: Mapping[str, OnnxModel], shapes: Mapping[str, Mapping[str, tuple[int, ...]]]
+) -> RunFacts:
+    """The facts with constants and inferred shapes, for a dry run. `models` and `shapes` of inputs by file name."""
+    from partita.runtime.place.onnx_model import fixed_shapes
+
+    sessions = tuple(
+        replace(
+            session,
+            constants=models[session.file].constants,
+            fixed_shapes=fixed_shapes(models[session.file].proto, shapes.get(session.file, {})),
+        )
+        for session in facts.sessions
+    )
+    return replace(facts, sessions=sessions)
 
 
 def with_capture(

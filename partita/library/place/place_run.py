@@ -14,7 +14,7 @@ from partita.foreign.model_package import choose_variant, is_folder
 from partita.library.api import QUIET, Audience
 from partita.library.chain import Target
 from partita.library.engine.jobs import NONE_CRASHED, Crashed
-from partita.library.place.dry_run import check_dry_run, dry_run_facts, with_capture
+from partita.library.place.dry_run import check_dry_run, dry_run_facts, with_capture, with_shapes
 from partita.library.place.probing import decode_sizes, explain_refusal, with_probes
 from partita.library.run_report import option_texts, report_run
 from partita.observations.names import EXPERIMENTS
@@ -26,7 +26,6 @@ from partita.partition_reports.request_records import ModelFacts, ModelInput, Re
 from partita.runtime.chain.advice import package_facts
 from partita.runtime.chain.open_chain import ChainError, chain_entry
 from partita.runtime.chain.pins import parse_pins
-from partita.runtime.chain.run_errors import RunInterruptedError
 from partita.runtime.machine import environment
 from partita.runtime.ort.errors import NoKernelError, NotOpenedError
 from partita.runtime.place.inputs import Shape, input_shapes, read_values, size_text
@@ -34,10 +33,10 @@ from partita.runtime.place.onnx_model import OnnxModel, read_onnx
 from partita.runtime.place.run_phases import (
     OpenOptions,
     PlacementFacts,
+    RunInterruptedError,
     place_model,
     place_package,
     printed_kernels,
-    with_shapes,
 )
 
 RUN_SECONDS = 120.0

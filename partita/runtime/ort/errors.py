@@ -148,14 +148,6 @@ def open_error(path: Path, chain: Sequence[str], error: Exception, log: tuple[st
     return NotOpenedError(f"{names} failed to open it: {text}{extra}", path=path, remedy=on_cpu)
 
 
-def blames_provider(error: Exception) -> bool:
-    """Whether a provider may be the cause of a session that could not be opened, not the model or memory."""
-    kind, text = type(error).__name__, one_line(str(error))
-    if MEMORY.search(text) or kind in DAMAGED or kind == NO_KERNEL:
-        return False
-    return kind in PROVIDER_TROUBLE or not FILE_TROUBLE.search(text)
-
-
 def run_error(file: str, error: Exception) -> PartitaError:
     """The error for failed binding or a failed run."""
     kind, text = type(error).__name__, one_line(str(error))

@@ -32,8 +32,6 @@ from partita.runtime.worker.parent import Worker
 NATIVE = ort.capi.onnxruntime_pybind11_state
 COMPATIBILITY = "ep.compatibility"
 """Entry of a device's metadata with ONNX Runtime's answer."""
-COMPILED_FOR = "ep_compatibility_info."
-"""Prefix of a compiled model's metadata, followed by a provider's name."""
 OFFERED: dict[Path, tuple[str, ...]] = {}
 """Libraries that this process has registered, with the providers that have a device."""
 FROM_PLUGINS: set[str] = set()
@@ -92,20 +90,6 @@ def _incompatibility(ort_name: str, device: Any) -> str:
     reasons = NATIVE.OrtDeviceEpIncompatibilityReason.__members__.items()
     named = [name.lower() for name, reason in reasons if int(reason) & answer["reasons_bitmask"]]
     return f"ONNX Runtime reports {', '.join(named)}: {one_line(answer['notes'] or '')} ({answer['error_code']})"
-
-
-def model_compatibility(metadata: Mapping[str, str]) -> tuple[str, ...]:
-    """A note per provider that a model was compiled for: whether ONNX Runtime finds it compatible with the devices."""
-    ask = getattr(NATIVE, "get_model_compatibility_for_ep_devices", None)
-    notes = []
-    for key, info in metadata.items():
-        if key.startswith(COMPILED_FOR):
-            name = key.removeprefix(COMPILED_FOR)
-            devices = [device for device in ort.get_ep_devices() if device.ep_name == name]
-            answer = ask(devices, info).name if ask and devices else "no device here"
-            known = answer.startswith(("EP_SUPPORTED", "EP_UNSUPPORTED"))
-            notes.append(f"compiled for {name} ({info}); compatibility: {answer if known else f'unknown ({answer})'}")
-    return tuple(notes)
 
 
 def hardware() -> tuple[tuple[str, int, int], ...]:

@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
+from partita.runtime.chain.run_errors import RunLateError, failed_run_error
 
 from partita.commands.build import LISTS, split_shapes
 from partita.errors import GenerationError, PackageError, PartitaError, ProviderError, ResourceError, UsageError
@@ -18,7 +19,6 @@ from partita.observations.facts import AssignedNode
 from partita.process import rss_bytes
 from partita.providers.resolve import parse_chain, resolve
 from partita.runtime import time_limit
-from partita.runtime.chain.run_errors import RunLateError, failed_run_error
 from partita.runtime.ort.binding import Binding
 from partita.runtime.ort.errors import run_error
 from partita.runtime.place.inputs import (
