@@ -20,7 +20,7 @@ from onnx import TensorProto, numpy_helper
 
 import partita
 from partita import process
-from partita.runtime.cpu import settings
+from partita.runtime.chain import cpu_settings
 from tests import kernel_models as models
 
 Make = Callable[..., Path]
@@ -200,7 +200,7 @@ def test_convolution_layout_and_integer_matmul_paths_are_reported(tmp_path):
     ],
 )
 def test_unreported_instruction_use_is_unknown(unit, packed, floats, tmp_path, monkeypatch):
-    monkeypatch.setattr(settings, "integer_unit", lambda: unit)
+    monkeypatch.setattr(cpu_settings, "integer_unit", lambda: unit)
     report = placed(models.packed(tmp_path / "packed.onnx"))
     (entry,) = report.kernel_paths
     assert entry.path == "packed weights, int8 products" and entry.unknown.startswith(packed)

@@ -128,8 +128,7 @@ ONNX_FILES: dict[str, tuple[Remedy, dict[str, Any]]] = {
     "type": (errors.OTHER_NODE, {"op_type": "Sin", "element": TensorProto.BFLOAT16, "opset": 22}),
     "attribute": (errors.OTHER_VERSION, {"op_type": "Relu", "newest": 1}),
     "opset": (errors.NEWER_RUNTIME, {"op_type": "Relu", "opset": 99}),
-    "own operator": (errors.OTHER_RUNTIME, {"op_type": "Foo", "domain": "com.microsoft"}),
-    "custom operator": (errors.CUSTOM_OPERATOR, {"op_type": "Foo", "domain": "my.operators"}),
+    "operator": (errors.OTHER_RUNTIME, {"op_type": "Foo", "domain": "my.operators"}),
     "IR version": (errors.LOWER_IR, {"op_type": "Relu", "ir_version": 99}),
 }
 """A file that ONNX Runtime refuses; the remedy is to write it without what the name says."""

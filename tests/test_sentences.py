@@ -31,7 +31,7 @@ QUOTED = {
     ("runtime/ort/errors.py", "OUR_OWN"): "ONNX Runtime",
     ("runtime/ort/registry.py", "UNPACKED"): "ONNX Runtime",
     ("runtime/ort/registry.py", "'ORT Build Info: '"): "ONNX Runtime",
-    ("runtime/cpu/cores.py", "'model name'"): "/proc/cpuinfo",
+    ("runtime/cpu.py", "'model name'"): "/proc/cpuinfo",
 }
 """File and expression -> whose text it is."""
 

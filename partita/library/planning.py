@@ -134,7 +134,7 @@ def requirements(contract: Contract, models: Sequence[onnx.ModelProto], rates: M
     """The memory of a model: on this machine's CPU with `rates`, else on a GPU."""
     from partita.capacity.costs import graph_costs
     from partita.capacity.memory import Requirements
-    from partita.runtime.cpu.attention import attention_path, choose, find_attention
+    from partita.runtime.cpu import attention_path, choose, find_attention
 
     graphs, heads, naive = [], 0, 0
     for file, model in zip(contract.files, models, strict=True):
@@ -165,7 +165,7 @@ def device_facts(gpu: Device | None, rates: MachineRates | None) -> DeviceFacts:
             available_bytes=gpu.memory_bytes,
             source=f"{source}; the CUDA context is not counted",
         )
-    from partita.runtime.cpu.cores import cpu_name
+    from partita.runtime.cpu import cpu_name
 
     assert rates is not None
     memory = psutil.virtual_memory()

@@ -16,8 +16,7 @@ from partita.library.api import QUIET, Audience
 from partita.library.engine.jobs import run_job
 from partita.providers.resolve import parse_chain
 from partita.runtime.chain.wheels import runtime_wheels
-from partita.runtime.cpu.attention import VARIABLE
-from partita.runtime.cpu.cores import cpu_flags, cpu_name, usable_cores
+from partita.runtime.cpu import VARIABLE, cpu_flags, cpu_name, usable_cores
 
 FORMAT = 2
 """Increment when the measurement changes."""
@@ -38,7 +37,7 @@ def _path() -> Path | None:
 
 
 def uses_naive_attention() -> bool:
-    """Whether the rates are those of the naive attention path; see `runtime.cpu.attention.choose`."""
+    """Whether the rates are those of the naive attention path; see `runtime.cpu.choose`."""
     return "avx512f" in cpu_flags()
 
 

@@ -156,8 +156,6 @@ class Provider:
     """Option that turns on graph capture; empty if it has none."""
     even_rows: frozenset[str] = frozenset()
     """Operators with wrong results if the rows of a batch differ in length; no error is reported."""
-    fallback_option: str = ""
-    """Option with node names, one per line, to leave to the CPU; empty if it has none."""
     budget_option: str = ""
     """Option with the memory budget of its nodes; empty if it has none."""
     cache_option: str = ""

@@ -23,9 +23,8 @@ from partita import extras
 from partita.machine.records import Gpu, MachineReport, OnnxRuntime, OptionEntry, OrtBuild, ProviderEntry
 from partita.observations.records import Environment, InstalledWheel, remedy_records
 from partita.providers.base import Provider
-from partita.providers.generic import generic_provider
-from partita.providers.resolve import Resolution, all_names, installed_version, known_providers, resolve
-from partita.providers.start import one_line
+from partita.providers.options import generic_provider
+from partita.providers.resolve import Resolution, all_names, installed_version, known_providers, one_line, resolve
 from partita.runtime.chain.provider_check import (
     STAGES,
     TIMEOUT_SECONDS,
@@ -36,7 +35,7 @@ from partita.runtime.chain.provider_check import (
     examine,
 )
 from partita.runtime.chain.wheels import environment_findings, plugin_wheels, runtime_wheels
-from partita.runtime.cpu.cores import cpu_name
+from partita.runtime.cpu import cpu_name
 
 NEEDED_CUDNN = re.compile(r"Require cuDNN (?P<cudnn>\d+)")
 """The build does not record its cuDNN version; the CUDA provider logs it when it cannot start."""

@@ -266,5 +266,5 @@ def test_plugin_failure_caused_by_pin_names_the_pin(environment, target, partita
         assert where["/layers.1/mlp/MatMul"] == "CPUExecutionProvider"
         assert target.ort_name in where.values()
     else:
-        refused(done, "--pin cpu:layers.1.mlp", "opens this model without", code=3)
+        refused(done, "--pin cpu:layers.1.mlp", "does not open this model with", code=3)
     honoured(partita(*words))

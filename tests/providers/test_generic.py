@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from partita.errors import UsageError
-from partita.providers.generic import generic_provider, parse_libraries, split_libraries
+from partita.providers.options import generic_provider, parse_libraries, split_libraries
 from partita.providers.resolve import all_names, known_providers, parse_chain, resolve
 from tests.commands.test_signals import NAMES_ENTRY
 from tests.conftest import require

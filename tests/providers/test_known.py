@@ -8,8 +8,7 @@ import pytest
 
 from partita.diagnosis.evidence import name_in
 from partita.observations.codes import NODE_CODES, PROVIDER_CODES
-from partita.providers.resolve import known_providers, parse_chain, resolve
-from partita.providers.start import explain
+from partita.providers.resolve import explain, known_providers, parse_chain, resolve
 
 NAMES = sorted(known_providers())
 

@@ -8,8 +8,7 @@ import pytest
 
 from partita.errors import UsageError
 from partita.providers.base import Option, Provider
-from partita.providers.generic import generic_provider
-from partita.providers.options import parse_options, split_options, unchecked_notes
+from partita.providers.options import generic_provider, parse_options, split_options, unchecked_notes
 from partita.providers.resolve import known_providers, parse_chain, resolve
 
 PROBE = Provider(

@@ -22,7 +22,7 @@ from partita.options.placement import SupportOptions
 from partita.package.folder import check_folder
 from partita.providers.base import Provider
 from partita.providers.cuda import PROVIDER as CUDA
-from partita.providers.generic import parse_libraries
+from partita.providers.options import parse_libraries
 from partita.providers.resolve import Resolution, all_names, resolve_one
 from partita.support.records import ProviderFacts, SupportTable, Versions
 

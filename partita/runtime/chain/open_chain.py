@@ -22,11 +22,11 @@ from partita.observations.names import CPU
 from partita.observations.records import ChainEntry, remedy_records
 from partita.observations.text_format import plural
 from partita.providers.cuda_dry_run.stub_build import BUILD_VARIABLE, ensure_real
-from partita.providers.resolve import Resolution
-from partita.providers.start import Failure, explain
+from partita.providers.resolve import Failure, Resolution, explain
 from partita.remedies import Remedy
 from partita.runtime.chain.advice import ALLOW_CPU, export_again_for, rows_of
 from partita.runtime.chain.compiled_graphs import open_compiled
+from partita.runtime.chain.cpu_settings import into_huge_pages, memory_before, set_up
 from partita.runtime.chain.pins import Pin, check_pins, pinned_opening
 from partita.runtime.chain.provider_state import (
     active_of,
@@ -40,8 +40,7 @@ from partita.runtime.chain.provider_state import (
     to_blame,
     unavailable,
 )
-from partita.runtime.cpu.attention import Attention
-from partita.runtime.cpu.settings import into_huge_pages, memory_before, set_up
+from partita.runtime.cpu import Attention
 from partita.runtime.generate.record.observation import session_facts
 from partita.runtime.ort.errors import STRICT, lacks_kernel, open_error
 from partita.runtime.ort.session import NativeFailureError, Session, open_native

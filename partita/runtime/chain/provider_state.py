@@ -13,8 +13,17 @@ from pathlib import Path
 from partita.errors import ProviderError
 from partita.observations.names import CPU
 from partita.observations.native_text import cut
-from partita.providers.resolve import Resolution, known_providers
-from partita.providers.start import DROPPED, LONGEST, REMEDIES, WHATEVER_ELSE, Failure, explain, no_device
+from partita.providers.resolve import (
+    DROPPED,
+    LONGEST,
+    REMEDIES,
+    WHATEVER_ELSE,
+    Failure,
+    Resolution,
+    explain,
+    known_providers,
+    no_device,
+)
 from partita.remedies import Remedy, any_of
 from partita.runtime.chain.wheels import duplicate_remedy, duplicate_runtime, runtime_wheels
 from partita.runtime.ort.buffers import NATIVE_ERRORS

@@ -12,7 +12,7 @@ import numpy as np
 
 from partita.package.contract import Contract, Dimension
 from partita.providers.resolve import Resolution
-from partita.runtime.cpu.settings import will_repeat
+from partita.runtime.chain.cpu_settings import will_repeat
 from partita.runtime.generate.adapters import NOTHING, Adapters, InputValues, stack_values
 from partita.runtime.generate.bound_graph import SMALL_STEP_TOKENS, BoundGraph, LoadedGraph
 from partita.runtime.generate.cache.cache import Cache

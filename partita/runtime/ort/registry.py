@@ -26,7 +26,7 @@ from partita.providers.cuda_dry_run.devices import PREFIX
 from partita.providers.resolve import Resolution, known_providers
 from partita.runtime.ort.errors import one_line
 from partita.runtime.ort.native_log import INFO, WARNING, captured_output
-from partita.runtime.ort.session_options import STRICT_KEY, provider_options
+from partita.runtime.ort.session_options import STRICT_KEY, chosen_providers
 from partita.runtime.worker.parent import Worker
 
 NATIVE = ort.capi.onnxruntime_pybind11_state
@@ -158,27 +158,20 @@ def preload_libraries() -> None:
 
 
 def run_alone(
-    model: bytes,
-    ort_name: str,
-    given: Mapping[str, str],
-    *,
-    prefix: str,
-    plugin: bool,
-    feed: Mapping[str, npt.NDArray[Any]],
+    model: bytes, resolution: Resolution, feed: Mapping[str, npt.NDArray[Any]]
 ) -> tuple[list[npt.NDArray[Any]], dict[str, str]]:
     """Run a model on one provider without fallback; return its outputs and the provider's options.
 
     Raises ONNX Runtime's exceptions when the provider does not start or does not support a node.
     """
-    options = ort.SessionOptions()
+    options, name = ort.SessionOptions(), resolution.provider.ort_name
     options.intra_op_num_threads = 1
-    if ort_name != CPU:
+    if name != CPU:
         options.add_session_config_entry(STRICT_KEY, "1")
-    providers = provider_options(options, ort_name, given, prefix, plugin)
-    session = ort.InferenceSession(model, options, **({"providers": providers} if providers else {}), enable_fallback=0)
+    session = ort.InferenceSession(model, options, providers=chosen_providers(options, [resolution]), enable_fallback=0)
     session.disable_fallback()
     outputs = [np.asarray(value) for value in session.run(None, dict(feed))]
-    return outputs, dict(session.get_provider_options().get(ort_name, {}))
+    return outputs, dict(session.get_provider_options().get(name, {}))
 
 
 @cache

@@ -33,8 +33,7 @@ from partita.runtime.ort.buffers import (
     keeper_model,
 )
 from partita.runtime.ort.errors import ESCAPES
-from partita.runtime.ort.evidence import parse_plan
-from partita.runtime.ort.native_log import FATAL, WARNING, CapturedLog, RunLog, captured_output
+from partita.runtime.ort.native_log import FATAL, WARNING, CapturedLog, RunLog, captured_output, parse_plan
 from partita.runtime.ort.registry import preload_libraries
 from partita.runtime.ort.session_options import STRICT_KEY, Opening, chosen_providers, log_level, session_options
 from partita.runtime.place.model_file import all_tensors

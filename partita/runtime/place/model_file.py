@@ -19,7 +19,7 @@ from partita.errors import PackageError
 from partita.observations.facts import GraphNode
 from partita.package.folder import GET_AGAIN, MANIFEST, SHOWN, export_again_remedy, path_inside, refuse_absent
 from partita.remedies import FROM_CHECKPOINT
-from partita.runtime.cpu.attention import Attention, find_attention
+from partita.runtime.cpu import Attention, find_attention
 from partita.untrusted_files import MOST_BYTES, check_size
 
 if TYPE_CHECKING:

@@ -33,10 +33,10 @@ from partita.process import peak_rss_bytes, rss_bytes
 from partita.providers.base import Provider
 from partita.providers.resolve import Resolution, known_providers, resolve
 from partita.remedies import Remedy
+from partita.runtime.chain.cpu_settings import will_repeat
 from partita.runtime.chain.open_chain import open_session
 from partita.runtime.chain.pins import Pin
 from partita.runtime.chain.provider_state import without_crashed
-from partita.runtime.cpu.settings import will_repeat
 from partita.runtime.generate.loop import GenerationLoop
 from partita.runtime.generate.record.observation import session_facts
 from partita.runtime.generate.record.run_facts import LIMIT_BYTES, run_facts, with_optimised
@@ -45,8 +45,7 @@ from partita.runtime.generate.runner import Runner, load_runner
 from partita.runtime.ort.binding import Binding
 from partita.runtime.ort.buffers import HOST_MEMORY, Buffer, host_buffer
 from partita.runtime.ort.errors import SHORTER, one_line
-from partita.runtime.ort.evidence import parse_profile, unread_profile
-from partita.runtime.ort.native_log import captured_output
+from partita.runtime.ort.native_log import captured_output, parse_profile, unread_profile
 from partita.runtime.ort.registry import available_ort_names
 from partita.runtime.ort.session import NativeFailureError, Session, open_native
 from partita.runtime.place.inputs import SEED, Shape, check_free_memory, make_values, not_generated

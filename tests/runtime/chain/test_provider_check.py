@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from partita.providers.generic import generic_provider, parse_libraries, split_libraries
+from partita.providers.options import generic_provider, parse_libraries, split_libraries
 from partita.providers.resolve import Resolution, all_names, known_providers, parse_chain, resolve
 from partita.remedies import Remedy
 from partita.runtime.chain import provider_check
@@ -173,7 +173,7 @@ def outcome(*, result: dict) -> WorkerResult:
 
 def test_outcomes_are_in_request_order():
     names = ("CPUExecutionProvider", "NoExecutionProvider", "CPUExecutionProvider")
-    found = examine([Resolution(generic_provider(name), "active") for name in names], slots=3)
+    found = examine([Resolution(generic_provider(name), "active") for name in names])
     assert [(entry.result or {}).get("correct") for entry in found] == [True, None, True]
 
 

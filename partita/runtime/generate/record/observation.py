@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from partita.observations.facts import GraphNode, NodeEvent, PortFact, ProviderFacts, RunWindow, SessionFacts
 from partita.providers.resolve import Resolution
-from partita.runtime.ort.evidence import parse_profile
+from partita.runtime.ort.native_log import parse_profile
 from partita.runtime.ort.session import Session
 
 OBSERVED_RUNS = {"prefill": 1, "decode": 4}

@@ -25,7 +25,7 @@ from partita.runtime.generate.request import Finish
 from partita.runtime.generate.runner import Runner
 from partita.runtime.ort.buffers import HOST_MEMORY
 from partita.runtime.ort.errors import one_line
-from partita.runtime.ort.evidence import unread_profile
+from partita.runtime.ort.native_log import unread_profile
 from partita.runtime.ort.session import NativeFailureError, Session, open_native
 from partita.runtime.place.model_file import all_nodes, graph_node, subgraphs_of, tensors_read, with_forms
 
