@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -304,9 +304,23 @@ def _run(session: Session, found: Placement, model: bytes) -> Placement:
         return found if ran else Placement("placed")
     if sizes is None or not floats:
         return found
-    if run_failure := session.failure_of_run(RUN):
+    feeds = _ones(session, sizes)
+    if feeds is None:
+        return found
+    if run_failure := session.run_once(feeds)[1]:
         return Placement("failed", f"it is assigned the node, but the run fails: {one_line(run_failure)}")
-    return replace(found, seconds=session.seconds_of_run(RUN)) if session.metadata(TIMED) else found
+    return replace(found, seconds=session.seconds_of_run(feeds)) if session.metadata(TIMED) else found
+
+
+def _ones(session: Session, sizes: Mapping[str, Sequence[int]]) -> dict[str, Any] | None:
+    """Ones for float inputs and zeros for others, by input; None if numpy lacks a type."""
+    feeds = {}
+    for port in session.inputs:
+        kind = dtypes.find(port.type.removeprefix("tensor(").removesuffix(")"))
+        if kind is None or kind.name not in np.sctypeDict:
+            return None
+        feeds[port.name] = np.full(sizes.get(port.name, (1,)), "float" in kind.name, kind.name)
+    return feeds
 
 
 def _run_on_cpu(model: bytes, sizes: Mapping[str, Sequence[int]]) -> tuple[bool, str]:
@@ -319,12 +333,9 @@ def _run_on_cpu(model: bytes, sizes: Mapping[str, Sequence[int]]) -> tuple[bool,
     except NativeFailureError as failure:
         return False, "" if lacks_kernel(failure.error) else str(failure)
     try:
-        feeds = {}
-        for port in session.inputs:
-            kind = dtypes.find(port.type.removeprefix("tensor(").removesuffix(")"))
-            if kind is None or kind.name not in np.sctypeDict:
-                return False, ""
-            feeds[port.name] = np.full(sizes.get(port.name, (1,)), "float" in kind.name, kind.name)
+        feeds = _ones(session, sizes)
+        if feeds is None:
+            return False, ""
         message = session.run_once(feeds)[1]
         return not message, message
     finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import time
@@ -14,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnxruntime as ort
 
 from partita import process
@@ -122,26 +120,13 @@ class Session:
         """Outputs, in the order of the file."""
         return tuple(PortInfo(port.name, port.type, tuple(port.shape or ())) for port in self._native.get_outputs())
 
-    def failure_of_run(self, key: str) -> str:
-        """ONNX Runtime's error message of a run on ones; empty if it succeeds, or without `key`.
-
-        `key`: metadata key with the sizes of float inputs by name, in JSON.
-        """
-        return self.run_once(self._ones(key))[1] if self.metadata(key) else ""
-
-    def seconds_of_run(self, key: str) -> float:
-        """Seconds of the fastest run on ones within `TIMED_SECONDS`; see `failure_of_run`."""
-        feeds, fastest, end = self._ones(key), math.inf, time.perf_counter() + TIMED_SECONDS
+    def seconds_of_run(self, feeds: Mapping[str, Any]) -> float:
+        """Seconds of the fastest run within `TIMED_SECONDS`. Raises ONNX Runtime's exceptions."""
+        fastest, end = math.inf, time.perf_counter() + TIMED_SECONDS
         while (began := time.perf_counter()) < end:
             self._native.run(None, feeds)
             fastest = min(fastest, time.perf_counter() - began)
         return fastest
-
-    def _ones(self, key: str) -> dict[str, Any]:
-        """Ones for each input; see `failure_of_run`."""
-        sizes = json.loads(self.metadata(key))
-        kinds = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(double)": "float64"}
-        return {port.name: np.ones(sizes.get(port.name, port.shape), kinds[port.type]) for port in self.inputs}
 
     def metadata(self, key: str) -> str:
         """A value of the model's metadata; empty without one."""
