@@ -14,6 +14,7 @@ import math
 import os
 import platform
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -78,38 +79,22 @@ def _core_of(root: Path, cpu: int) -> str:
 
 
 def _quota(root: Path) -> float | None:
-    """The lowest CPU quota of the control groups that contain this process, in CPUs; None without a limit."""
+    """The lowest CPU quota of the control groups (version 2) of this process, in CPUs; None without a limit."""
     try:
         lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:
         return None
     limits = []
     for line in lines:
-        _, controllers, path = line.split(":", 2)
+        number, _, path = line.split(":", 2)
         # Inside a container its own group is mounted as the root, but the path may be that outside.
-        if not controllers:
-            for folder in _up(root / "sys/fs/cgroup", path):
-                limits.append(_pair(folder / "cpu.max"))
-        elif "cpu" in controllers.split(","):
-            for folder in (*_up(root / "sys/fs/cgroup/cpu", path), *_up(root / "sys/fs/cgroup/cpu,cpuacct", path)):
-                limits.append(_pair(folder / "cpu.cfs_quota_us", folder / "cpu.cfs_period_us"))
-    found = [limit for limit in limits if limit is not None]
-    return min(found) if found else None
-
-
-def _up(mount: Path, path: str) -> list[Path]:
-    """The folder of a control group and of its ancestors."""
-    parts = [part for part in path.split("/") if part not in {"", ".."}]
-    return [mount.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
-
-
-def _pair(*files: Path) -> float | None:
-    """Quota divided by period, from one file with both or from two; None without a limit."""
-    try:
-        quota, period = (float(word) for file in files for word in file.read_text(encoding="utf-8").split())
-    except (OSError, ValueError):  # no such group, or `max`
-        return None
-    return quota / period if quota > 0 and period > 0 else None
+        parts = [part for part in path.split("/") if part not in {"", ".."}]
+        for depth in range(len(parts) + 1) if number == "0" else ():
+            with suppress(OSError, ValueError):  # no such group, or `max`
+                folder = (root / "sys/fs/cgroup").joinpath(*parts[:depth])
+                quota, period = map(float, (folder / "cpu.max").read_text(encoding="utf-8").split())
+                limits.append(quota / period)
+    return min(limits, default=None)
 
 
 def cpu_name(info: Path = CPU_INFO) -> str:

@@ -65,54 +65,30 @@ def machine(root: Path, siblings: dict[int, str], files: dict[str, str] | None =
     return root
 
 
-@pytest.fixture
-def four_cpus(monkeypatch):
-    monkeypatch.setattr(os, "cpu_count", lambda: 4)
-
-
 PAIRS = {0: "0,2", 1: "1,3", 2: "0,2", 3: "1,3"}
 V2 = "0::/batch/job\n"
 
 
-@pytest.mark.usefixtures("four_cpus")
-def test_hyperthreads_of_a_core_count_as_single_thread(tmp_path):
+def test_hyperthreads_of_a_core_count_as_single_thread(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
     root = machine(tmp_path, PAIRS)
     assert usable_cores(root, {0, 1, 2, 3}).threads() == (2, "cores")
     assert usable_cores(root, {0, 2}).threads() == (1, "affinity")
     assert usable_cores(root, {0, 3}).threads() == (2, "cores")
 
 
-@pytest.mark.usefixtures("four_cpus")
 @pytest.mark.parametrize(
     ("files", "quota", "threads"),
     [
         ({"proc/self/cgroup": V2, "sys/fs/cgroup/batch/job/cpu.max": "150000 100000\n"}, 1.5, 1),
-        ({"proc/self/cgroup": V2, "sys/fs/cgroup/batch/job/cpu.max": "50000 100000\n"}, 0.5, 1),
         ({"proc/self/cgroup": V2, "sys/fs/cgroup/batch/job/cpu.max": "max 100000\n"}, None, 4),
         # The group around it, which is also where a container finds its own.
         ({"proc/self/cgroup": V2, "sys/fs/cgroup/cpu.max": "300000 100000\n"}, 3.0, 3),
-        (
-            {
-                "proc/self/cgroup": "4:cpu,cpuacct:/job\n0::/\n",
-                "sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_quota_us": "200000\n",
-                "sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_period_us": "100000\n",
-            },
-            2.0,
-            2,
-        ),
-        (
-            {
-                "proc/self/cgroup": "1:cpu:/\n",
-                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
-                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
-            },
-            None,
-            4,
-        ),
         ({"proc/self/cgroup": V2, "sys/fs/cgroup/cpu.max": "nonsense\n"}, None, 4),
     ],
 )
-def test_cpu_quota_is_rounded_down_to_whole_threads(tmp_path, files, quota, threads):
+def test_cpu_quota_is_rounded_down_to_whole_threads(tmp_path, monkeypatch, files, quota, threads):
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
     cores = usable_cores(machine(tmp_path, {cpu: str(cpu) for cpu in range(4)}, files), {0, 1, 2, 3})
     assert cores.quota == quota
     assert cores.threads() == (threads, "cores" if threads == 4 else "quota")
@@ -290,14 +266,11 @@ def chosen(attention, active=CPU, opening=None):
     return dict(opened.environment), cpu.attention
 
 
-@pytest.mark.parametrize(("flags", "path"), [({"avx512f"}, "naive"), ({"avx2"}, "flash"), (set(), "flash")])
-def test_chosen_path_is_set_in_environment(monkeypatch, flags, path):
-    monkeypatch.setattr(cpu_settings, "cpu_flags", lambda: flags)
-    environment, choice = chosen(ATTENTION, opening=Opening(threads=1))
-    assert environment == {VARIABLE: "1" if path == "naive" else "0"} and choice.path == path
-
-
-def test_no_path_is_chosen_if_attention_is_short_or_not_on_cpu():
+def test_chosen_path_is_set_in_environment(monkeypatch):
+    for flags, path, value in (({"avx512f"}, "naive", "1"), ({"avx2"}, "flash", "0"), (set(), "flash", "0")):
+        monkeypatch.setattr(cpu_settings, "cpu_flags", lambda flags=flags: flags)
+        environment, choice = chosen(ATTENTION, opening=Opening(threads=1))
+        assert environment == {VARIABLE: value} and choice.path == path
     cuda = resolve(parse_chain("cuda,cpu"), ["CUDAExecutionProvider", "CPUExecutionProvider"])
     for attention, active in ((None, CPU), (replace(ATTENTION, tokens=16, length=16), CPU), (ATTENTION, cuda)):
         assert chosen(attention, active) == ({}, None)
@@ -326,36 +299,26 @@ def test_naive_attention_in_foreign_process_requires_variable(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("threads", "option", "spinning", "reason"),
+    ("chain", "threads", "options", "key", "value"),
     [
-        (None, None, True, "default"),
-        (512, None, False, "crowded"),
-        (512, "1", True, "option"),
-        (1, "0", False, "option"),
+        ("cpu", None, {}, cpu_settings.SPINNING, "1"),
+        ("cpu", 512, {}, cpu_settings.SPINNING, "0"),
+        ("cpu", 512, {"spinning": "1"}, cpu_settings.SPINNING, "1"),
+        ("cpu", 1, {"spinning": "0"}, cpu_settings.SPINNING, "0"),
+        ("cpu", None, {}, cpu_settings.STOPPING, "0"),
+        ("cpu", None, {"spinning_after": "0"}, cpu_settings.STOPPING, "1"),
+        ("cpu", None, {}, cpu_settings.PACKING, "1"),
+        ("cpu", None, {"parallel_packing": "0"}, cpu_settings.PACKING, "0"),
+        ("cpu,cuda", None, {}, cpu_settings.PACKING, "0"),
     ],
 )
-def test_spinning_is_off_when_oversubscribed_unless_set_by_option(threads, option, spinning, reason):
-    active = resolve(parse_chain("cpu"), ["CPUExecutionProvider"], {"cpu": {"spinning": option} if option else {}})
-    opened, cpu = cpu_settings.set_up(Path("model.onnx"), active, Opening(threads=threads), None)
-    assert cpu is not None
-    assert (cpu.spinning, cpu.spinning_reason) == (spinning, reason)
-    assert opened.config[cpu_settings.SPINNING] == str(int(spinning))
-    assert active[0].provider_options == {}, "ONNX Runtime has no such options"
-
-
-@pytest.mark.parametrize(
-    ("chain", "options", "key", "value"),
-    [
-        ("cpu", {}, cpu_settings.STOPPING, "0"),
-        ("cpu", {"spinning_after": "0"}, cpu_settings.STOPPING, "1"),
-        ("cpu", {}, cpu_settings.PACKING, "1"),
-        ("cpu", {"parallel_packing": "0"}, cpu_settings.PACKING, "0"),
-        ("cpu,cuda", {}, cpu_settings.PACKING, "0"),
-    ],
-)
-def test_cpu_options_set_session_config(chain, options, key, value):
+def test_cpu_options_and_threads_set_session_config(chain, threads, options, key, value):
     active = resolve(parse_chain(chain), ["CUDAExecutionProvider", "CPUExecutionProvider"], {"cpu": options})
-    assert cpu_settings.set_up(Path("model.onnx"), active, Opening(), None)[0].config.get(key) == value
+    opened, cpu = cpu_settings.set_up(Path("model.onnx"), active, Opening(threads=threads), None)
+    assert opened.config[key] == value and cpu is not None
+    if key == cpu_settings.SPINNING:
+        assert cpu.spinning_reason == ("option" if options else "crowded" if threads == 512 else "default")
+    assert active[0].provider_options == {}, "ONNX Runtime has no such options"
 
 
 WEIGHT = np.array([[100, -100], [1, 2], [-128, 127], [90, 3]])
