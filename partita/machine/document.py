@@ -9,7 +9,7 @@ from partita.observations.text_format import decimals, listing, plural
 from partita.partition_reports.render.show import Views
 from partita.partition_reports.sections.model import Block, Column, Document, Line, Section, fields_of, pairs, table
 
-SHOWN = ("ep.version", "ep.full_device_name", "description", "ep.compatibility")
+SHOWN = ("ep.version", "ep.full_device_name", "description")
 """Device metadata shown in the view; --json has all of it."""
 COLUMNS = ("provider", "usable", "in build", "plugin", "library", "device", "seconds")
 

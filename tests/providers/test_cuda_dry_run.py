@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from partita.errors import InstallationError, ProviderError, UsageError
+from partita.errors import ProviderError, UsageError
 from partita.providers.cuda_dry_run import stub_build, symbols
 from partita.providers.cuda_dry_run.devices import CAPABILITIES, DEFAULT_DEVICE, DEVICES, Device, device
 from partita.providers.cuda_dry_run.stub_build import child_environment, ensure_child, ensure_real, prepare
@@ -88,19 +88,13 @@ def ask(code: str, stubs: Path, on: Device | None = None, *arguments: str, base:
 # ---- device profiles ----
 
 
-def test_device_keys_are_case_insensitive():
+def test_device_is_found_ignoring_case_else_suggested():
     for profile in DEVICES:
         assert device(f" {profile.key.upper()} ") is profile
         assert profile.limits is CAPABILITIES[profile.capability]
     assert device() is device(DEFAULT_DEVICE) is device("h100")
-
-
-def test_unknown_device_error_suggests_nearest_and_lists_known():
-    with pytest.raises(
-        UsageError, match=r"unknown device 'h10'; did you mean 'h100'\? known devices: t4, .*h200"
-    ) as caught:
+    with pytest.raises(UsageError, match=r"unknown device 'h10'; did you mean 'h100'\? known devices: t4, .*h200"):
         device("h10")
-    assert "\n" not in str(caught.value)
 
 
 def test_device_profile_sets_every_variable_read_by_stubs():
@@ -378,11 +372,6 @@ def ones(*shape: int) -> Any:
     return np.ones(shape, np.float32)
 
 
-def test_nonzero_output_is_empty_on_stubs(place: Callable[..., Any]):
-    nodes = [node("NonZero", ["x"], ["i"], "search"), node("Cast", ["i"], ["y"], "cast", to=1)]
-    assert place(nodes, {"x": [4, 8]})["shapes"] == [[2, 0]]
-
-
 def test_graph_capture_succeeds_with_every_node_on_cuda(place: Callable[..., Any]):
     told = place(
         [node("MatMul", ["x", "w"], ["y"], "product")],
@@ -467,12 +456,9 @@ def test_provider_not_covered_by_stubs_is_rejected(tmp_path: Path, soname: str, 
     refused(message, fake_provider(tmp_path / "ort", soname=soname, function=function), tmp_path / "c")
 
 
-def test_missing_provider_library_is_named(tmp_path: Path):
-    refused(r"missing\.so: the CUDA provider cannot be read", tmp_path / "missing.so", tmp_path / "c")
-
-
-def test_non_library_file_is_rejected(tmp_path: Path):
+def test_missing_library_and_other_file_are_rejected(tmp_path: Path):
     require("elftools")
+    refused(r"missing\.so: the CUDA provider cannot be read", tmp_path / "missing.so", tmp_path / "c")
     (tmp_path / "library.so").write_text("This is text.")
     refused(r"library\.so: not a shared library", tmp_path / "library.so", tmp_path / "c")
 
@@ -483,13 +469,6 @@ def test_missing_or_invalid_compiler_is_named(provider: Path, tmp_path: Path, mo
     monkeypatch.delenv("CC")
     monkeypatch.setenv("PATH", str(tmp_path))
     refused("none of cc, gcc and clang was found", provider, tmp_path / "c")
-
-
-def test_broken_pyelftools_is_named(provider: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(sys.modules, "elftools.elf.elffile", None)
-    with pytest.raises(InstallationError, match="elftools is installed but does not load .* --force-reinstall"):
-        prepare(provider, cache=tmp_path / "c")
-    assert not (tmp_path / "c").is_dir() or list((tmp_path / "c").iterdir()) == []
 
 
 def test_unwritable_cache_error_names_cache_variable(provider: Path, tmp_path: Path):
@@ -512,19 +491,9 @@ def test_missing_onnxruntime_and_missing_cuda_raise_distinct_errors(monkeypatch:
 GUARD = "from partita.providers.cuda_dry_run import stub_build; print(stub_build.{}())"
 
 
-def test_child_verifies_stub_build(stubs: Path):
+def test_child_verifies_stub_build(stubs: Path, monkeypatch: pytest.MonkeyPatch):
     environment = child_environment(stubs, device(), os.environ)
     assert run_child(GUARD.format("ensure_child"), environment).stdout.strip() == stubs.name
-
-
-def test_ensure_child_fails_outside_dry_run(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delenv(stub_build.BUILD_VARIABLE, raising=False)
-    with pytest.raises(ProviderError, match="not started as a dry run"):
-        ensure_child()
-    ensure_real()
-
-
-def test_child_without_stubs_fails(stubs: Path):
     environment = {**child_environment(stubs, device(), {}), "LD_LIBRARY_PATH": "/nonexistent"}
     done = run_child(GUARD.format("ensure_child"), environment, succeed=False)
     # The second where CUDA is installed system-wide.
@@ -533,6 +502,10 @@ def test_child_without_stubs_fails(stubs: Path):
         r"libcudart\.so\.13 in this process is not a stub)",
         done.stderr,
     )
+    monkeypatch.delenv(stub_build.BUILD_VARIABLE, raising=False)
+    with pytest.raises(ProviderError, match="not started as a dry run"):
+        ensure_child()
+    ensure_real()
 
 
 def test_child_with_other_libraries_or_build_fails(stubs: Path, tmp_path: Path):

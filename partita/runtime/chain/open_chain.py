@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from partita.diagnosis.explanation import refused_nodes
 from partita.errors import PartitaError, ProviderError, RefusedNode, UsageError
@@ -57,19 +58,11 @@ class ChainError(ProviderError):
     path: Path
 
     def __init__(
-        self,
-        message: str,
-        *,
-        path: Path,
-        chain: tuple[Resolution, ...],
-        facts: SessionFacts | None = None,
-        remedy: Remedy | None = None,
-        nodes: tuple[RefusedNode, ...] = (),
+        self, message: str, chain: tuple[Resolution, ...], facts: SessionFacts | None = None, **details: Any
     ) -> None:
-        super().__init__(message, path=path, remedy=remedy, nodes=nodes)
-        self.chain = chain
-        self.facts = facts
-        """Facts of a session with the CPU provider added; None when a provider failed and no session opened."""
+        """`facts`: of a session with the CPU provider added; None when a provider failed and no session opened."""
+        super().__init__(message, **details)
+        self.chain, self.facts = chain, facts
 
 
 def open_session(

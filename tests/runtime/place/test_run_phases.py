@@ -25,7 +25,6 @@ from partita.runtime.place.inputs import (
     check_free_memory,
     input_shapes,
     make_values,
-    name_and_file,
     not_generated,
     read_values,
 )
@@ -168,7 +167,7 @@ def test_unnamed_function_nodes_are_named_after_their_function(tmp_path):
     own = ["given", "ReduceMax_1", "Cast_2", "If_3"]
     planned = [name for stream in result.facts.sessions[0].plan or () for name in stream]
     assert planned == [f"_inlfunc_Part_{call}{name}" for call in ("", "token_0_") for name in own]
-    assert any(note.startswith("5 nodes without a name") for note in result.facts.notes)
+    assert any(note.startswith("nodes without a unique name in the file (5)") for note in result.facts.notes)
     assert any("2 calls of functions" in note for note in result.facts.notes)
 
 
@@ -228,28 +227,17 @@ def test_invalid_size_raises_usage_error(texts, message):
 
 # --- values --------------------------------------------------------------------------------------------------------
 
-FLOATS = ["float16", "float32", "float64", "bfloat16"]
 
-
-@pytest.mark.parametrize(
-    "dtype", [*FLOATS, "bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 64))]
-)
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "bfloat16", "bool", "int8", "uint16", "int64"])
 def test_generated_values_are_deterministic_for_every_dtype(dtype):
     entry = ModelPort("x", "tensor", dtype, (3, 5))
     first, second = (make_values(entry, (3, 5), np.random.default_rng(0)) for _ in range(2))
     assert first.shape == (3, 5) and np.array_equal(first, second)
     if dtype.startswith("float"):
         assert first.dtype == dtype and 0 < float(np.abs(first).max()) < 1
-    assert make_values(ModelPort("x", "tensor", dtype, ()), (), np.random.default_rng(0)).shape == ()
-
-
-def test_generated_integers_are_zero_and_masks_are_nonzero():
-    rng = np.random.default_rng(0)
-    assert make_values(ModelPort("ids", "tensor", "int64", (2,)), (2,), rng).max() == 0
-    for name in ("attention_mask", "total_sequence_length", "seq_len"):
-        assert make_values(ModelPort(name, "tensor", "int64", (2,)), (2,), rng).min() == 1
-    with pytest.raises(UsageError, match="larger than 1 TiB"):
-        make_values(ports(x=(1,))[0], (1 << 40, 1 << 40), rng)
+    if dtype.endswith("64"):
+        masks = ModelPort("attention_mask", "tensor", "int64", (2,)), ModelPort("seq_len", "tensor", "int64", (2,))
+        assert all(make_values(port, (2,), np.random.default_rng(0)).min() == 1 for port in masks)
 
 
 def npy(path: Path, array: Any) -> Path:
@@ -307,8 +295,6 @@ HUGE = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({10**30},), }}\n".e
         ("x={missing}", "cannot be read: No such file"),
         ("x={text}", "not a .npy file"),
         ("x={pickled}", "not a .npy file"),
-        ("x={cut}", "not a .npy file"),
-        ("x={header}", "not a .npy file"),
         ("x={endless}", "not a .npy file"),
         ("x={several}", "not a .npy file"),
         ("x={double}", "is float64, but x is float32"),
@@ -320,13 +306,9 @@ def test_invalid_input_values_raise_single_line_usage_error(tmp_path, text, mess
     npy(files["double"], np.ones(3))
     files["text"].write_text("1, 2, 3")
     np.save(files["pickled"], np.array([None]), allow_pickle=True)
-    files |= {name: tmp_path / f"{name}.npz" for name in ("several", "cut")}
+    files |= {"several": tmp_path / "several.npz", "endless": tmp_path / "endless.npy"}
     np.savez(files["several"], a=np.ones(1))
-    files["cut"].write_bytes(files["several"].read_bytes()[:-30])
-    headers = {"header": b"{'descr': '<f4', 'fortran_order': False, 'shape': (3,", "endless": HUGE}
-    for name, header in headers.items():
-        files[name] = tmp_path / f"{name}.npy"
-        files[name].write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
+    files["endless"].write_bytes(b"\x93NUMPY\x01\x00" + len(HUGE).to_bytes(2, "little") + HUGE)
     with pytest.raises(UsageError, match=message) as caught:
         read_values(ports(x=("n",), s=(3,)), LISTS["inputs"]([text.format(**files)]))
     assert "\n" not in str(caught.value)
@@ -484,13 +466,3 @@ def test_fixed_shapes_returns_values_determined_by_input_shapes(tmp_path):
     model = read_onnx(written(tmp_path / "m.onnx", text))
     assert fixed_shapes(model.proto, {"x": (3, 4)}) == {"x", "a", "s", "y"}
     assert "a" not in fixed_shapes(model.proto, {})
-
-
-def test_longest_matching_input_name_is_used():
-    texts = {
-        "x=runs/lr=0.1/x.npy": ("x", "runs/lr=0.1/x.npy"),
-        "x=y=a.npy": ("x=y", "a.npy"),
-        "x=": ("x", ""),
-        "z=a.npy": ("", ""),
-    }
-    assert {text: name_and_file(text, ["x", "x=y"]) for text in texts} == texts
