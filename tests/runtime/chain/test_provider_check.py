@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from partita.providers.options import generic_provider, parse_libraries, split_libraries
+from partita.providers.options import parse_libraries, split_libraries
 from partita.providers.resolve import Resolution, all_names, known_providers, parse_chain, resolve
 from partita.remedies import Remedy
 from partita.runtime.chain import provider_check
@@ -68,9 +68,8 @@ def test_cpu_provider_is_usable_and_has_device():
     assert found.seconds is not None
 
 
-@pytest.mark.parametrize(("name", "library"), [("cuda", "libcublasLt.so.13"), ("tensorrt", "libcublas.so.13")])
-def test_missing_provider_library_is_named_in_evidence(name, library):
-    provider = known_providers()[name]
+def test_missing_provider_library_is_named_in_evidence():
+    provider, library = known_providers()["cuda"], "libcublasLt.so.13"
     require("onnxruntime-gpu", provider.ort_name in available_ort_names())
     require("a machine without an NVIDIA driver", no_nvidia_driver())
     (found,) = check(resolve((provider,), available_ort_names()))
@@ -113,9 +112,9 @@ def test_hanging_library_times_out_and_its_children_are_killed(tmp_path):
         f'{{ if (fork() == 0) {{ FILE *f = fopen("{tmp_path}/pid", "w"); fprintf(f, "%d", getpid()); fclose(f);'
         " for (;;) pause(); } for (;;) pause(); }"
     )
-    found = try_library(compiled(tmp_path, source), timeout_seconds=4.0)
+    found = try_library(compiled(tmp_path, source), timeout_seconds=8.0)
     assert found.resolution.reason == "initialisation_failed"
-    assert "no answer within 4 s while loading the provider's library" in (found.resolution.evidence or "")
+    assert "no answer within 8 s while loading the provider's library" in (found.resolution.evidence or "")
     assert_gone(int((tmp_path / "pid").read_text()))
 
 
@@ -169,12 +168,6 @@ def test_wrong_result_missing_device_and_fallback_are_unavailable():
 
 def outcome(*, result: dict) -> WorkerResult:
     return WorkerResult(result=result, stage="run", log=(), how="", seconds=0.1)
-
-
-def test_outcomes_are_in_request_order():
-    names = ("CPUExecutionProvider", "NoExecutionProvider", "CPUExecutionProvider")
-    found = examine([Resolution(generic_provider(name), "active") for name in names])
-    assert [(entry.result or {}).get("correct") for entry in found] == [True, None, True]
 
 
 def test_no_child_process_is_started_with_cpu_only(monkeypatch):
