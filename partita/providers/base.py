@@ -186,7 +186,7 @@ class Provider:
     compiles: bool = False
     """It compiles a subgraph into one node; False: it runs node by node."""
     any_option: bool = False
-    """Its options are unknown and are passed on unchecked."""
+    """Its options are not listed here and are passed on unchecked: providers that were not tested."""
     option_prefix: str = ""
     """Prefix of its options in the session configuration, for a built-in provider that ignores provider options; a
     plugin of the same provider reads provider options."""
