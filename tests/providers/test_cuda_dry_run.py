@@ -24,7 +24,6 @@ from tests.conftest import REPOSITORY, require
 
 CHILD_SECONDS = 300
 OUT_OF_MEMORY, NO_DEVICE, INVALID_VALUE = 2, 100, 1
-CAPTURE_UNSUPPORTED, CAPTURE_INVALIDATED, CAPTURE_IMPLICIT = 900, 901, 906
 
 
 @pytest.fixture(autouse=True)
@@ -266,31 +265,6 @@ print(json.dumps([error, total.value - free.value, too_much, sticky, written, re
     assert host == "00" * 64
     assert left == 0
     assert grown_kib < 64 * 1024
-
-
-def test_stream_capture_rejects_unsupported_calls(stubs: Path):
-    code = (
-        PREAMBLE
-        + """
-stream, graph = c_void_p(), c_void_p()
-cuda.cudaStreamCreateWithFlags(byref(stream), 1)
-legacy = cuda.cudaStreamBeginCapture(None, 0)
-begun = cuda.cudaStreamBeginCapture(stream, 0)
-launched = cuda.cudaMemsetAsync(None, 0, size(0), stream)
-ended = cuda.cudaStreamEndCapture(stream, byref(graph)); good = bool(graph.value)
-cuda.cudaStreamBeginCapture(stream, 0)
-refused = [malloc(1)[0], cuda.cudaStreamSynchronize(stream), cuda.cudaDeviceSynchronize()]
-implicit = cuda.cudaMemcpy(None, None, size(0), 1)
-status = c_int(); cuda.cudaStreamIsCapturing(stream, byref(status))
-spoiled = cuda.cudaStreamEndCapture(stream, byref(graph))
-print(json.dumps([legacy, begun, launched, ended, good, refused, implicit, status.value, spoiled, graph.value,
-                  malloc(1)[0]]))
-"""
-    )
-    legacy, begun, launched, ended, good, refused, implicit, status, spoiled, graph, after = ask(code, stubs)
-    assert (legacy, begun, launched, ended, good) == (CAPTURE_UNSUPPORTED, 0, 0, 0, True)
-    assert (refused, implicit, status) == ([CAPTURE_UNSUPPORTED] * 3, CAPTURE_IMPLICIT, 2)
-    assert (spoiled, graph, after) == (CAPTURE_INVALIDATED, None, 0)
 
 
 # ---- sessions of the real CUDA provider ----
