@@ -137,7 +137,7 @@ def _no_provider(path: Path, chain: tuple[Resolution, ...]) -> ProviderError:
     """The error for a chain without an active provider; experiments may explain a provider that fails on this model."""
     if any(entry.reason == "initialisation_failed" for entry in chain):
         return ChainError(no_provider_text(chain), path=path, chain=chain, remedy=remedy_for(chain))
-    return ProviderError(no_provider_text(chain), path=path, remedy=remedy_for(chain))
+    return ProviderError(no_provider_text(chain), remedy=remedy_for(chain))
 
 
 def _settle(session: Session, path: Path, chain: Sequence[Resolution]) -> None:

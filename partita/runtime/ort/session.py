@@ -287,18 +287,13 @@ def _memories(ports: Sequence[Any], infos: Sequence[Any]) -> dict[str, PortMemor
     return {str(port.name): PortMemory(str(info.name), int(info.device_id)) for port, info in pairs}
 
 
+@hold_signals()  # a signal cannot stop native code, and the session must be closable afterwards
 def open_native(path: Path, active: Sequence[Resolution], opening: Opening) -> Session:
     """Open `path` on the providers of `active`, in their order. Raises NativeFailureError for ONNX Runtime's
     exceptions.
 
     ONNX Runtime always registers the CPU provider, last. The Python package's retries on the CPU provider are disabled.
     """
-    with hold_signals():  # a signal cannot stop native code, and the session must be closable afterwards
-        return _open_with_signals_held(path, active, opening)
-
-
-def _open_with_signals_held(path: Path, active: Sequence[Resolution], opening: Opening) -> Session:
-    """Open the session while signals are held."""
     if opening.observe:
         profiles_folder()  # an unusable one is an error before the run
     temporary = temporary_directory() if opening.scratch is None else None
@@ -328,7 +323,7 @@ def _open_with_signals_held(path: Path, active: Sequence[Resolution], opening: O
     except NATIVE_ERRORS as error:
         cleanup()
         if ESCAPES.search(str(error)) and opening.weights is None:
-            return _open_with_signals_held(path, active, _without_links(path, opening))
+            return open_native(path, active, _without_links(path, opening))
         raise NativeFailureError(error, captured.lines) from error
     except BaseException:
         cleanup()
