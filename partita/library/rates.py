@@ -15,8 +15,8 @@ from partita.files import cache_folder, replace
 from partita.library.api import QUIET, Audience
 from partita.library.engine.jobs import run_job
 from partita.providers.resolve import parse_chain
-from partita.runtime.chain.wheels import runtime_wheels
 from partita.runtime.cpu import VARIABLE, cpu_flags, cpu_name, usable_cores
+from partita.runtime.machine import runtime_wheels
 
 FORMAT = 2
 """Increment when the measurement changes."""

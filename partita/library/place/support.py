@@ -160,8 +160,7 @@ def _usable(resolution: Resolution) -> tuple[Resolution, tuple[str, ...]]:
 
 def _versions(provider: Provider, opset: int | None) -> Versions:
     """Versions of everything that an outcome may depend on; the wheels are ONNX Runtime's and the provider plugin's."""
-    from partita.runtime.chain.wheels import plugin_wheels
-    from partita.runtime.machine import environment
+    from partita.runtime.machine import environment, plugin_wheels
 
     found = environment()
     wheels = [f"{wheel.name} {wheel.version}" for wheel in found.onnxruntime_wheels]

@@ -25,7 +25,7 @@ from partita.providers.resolve import (
     no_device,
 )
 from partita.remedies import Remedy, any_of
-from partita.runtime.chain.wheels import duplicate_remedy, duplicate_runtime, runtime_wheels
+from partita.runtime.machine import duplicate_remedy, duplicate_runtime, runtime_wheels
 from partita.runtime.ort.buffers import NATIVE_ERRORS
 from partita.runtime.ort.errors import STRICT, one_line
 from partita.runtime.ort.native_log import captured_output, complaints, headless
