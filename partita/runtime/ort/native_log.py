@@ -21,10 +21,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import count
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from partita import dtypes, process
-from partita.observations.facts import NodeEvent, RunWindow
+
+if TYPE_CHECKING:
+    from partita.observations.facts import NodeEvent, RunWindow
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 STAMP = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+ (?=\[[VIWEF]:onnxruntime:)")
@@ -163,6 +165,8 @@ def parse_profile(text: str, runs: Sequence[tuple[str, int]]) -> tuple[tuple[Nod
     `runs`: phase and new tokens per row of each session run, in the order of the `model_run` events. A run that is not
     in `runs` because it failed is omitted with its nodes.
     """
+    from partita.observations.facts import RunWindow  # the command line imports this module before it needs pydantic
+
     entries = _profile_entries(text)
     timed = sorted((e for e in entries if e.get("name") == "model_run"), key=lambda e: int(e["ts"]))
     windows = tuple(
@@ -220,6 +224,8 @@ def _node_events(nodes: Sequence[dict[str, Any]], windows: Sequence[RunWindow]) 
 
 def _node_event(entry: Mapping[str, Any], run: int, order: int) -> NodeEvent:
     """One profile entry as a fact."""
+    from partita.observations.facts import NodeEvent
+
     arguments = entry["args"]
     # `{"float": [1, 12]}` as float32[1,12]
     shapes = [
