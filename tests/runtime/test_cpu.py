@@ -225,13 +225,7 @@ def test_attention_with_two_paths_is_found_with_parameters():
 
 @pytest.mark.parametrize(
     "other",
-    [
-        {"kind": TensorProto.FLOAT16},
-        {"past": (1, 2, "length", 64)},
-        {"softcap": 30.0},
-        {"smooth_softmax": 1},
-        {"sink": True},
-    ],
+    [{"kind": TensorProto.FLOAT16}, {"past": (1, 2, "length", 64)}, {"softcap": 30.0}, {"sink": True}],
     ids=str,
 )
 def test_attention_with_single_path_is_not_found(other):
@@ -392,23 +386,19 @@ def test_make_huge_preserves_content_and_untouched_memory():
         del values
 
 
-@pytest.mark.parametrize(
-    ("setting", "size", "allowed"),
-    [
-        ("always [madvise] never", 4096, True),
-        ("[always] madvise never", 4096, True),
+def test_huge_pages_follow_system_setting_and_page_size(tmp_path, monkeypatch):
+    path = tmp_path / "enabled"
+    monkeypatch.setattr(cpu_settings, "SETTING", path)
+    assert not cpu_settings.huge_pages_available()
+    linux = sys.platform == "linux"
+    for setting, size, allowed in (
+        ("always [madvise] never", 4096, linux),
         ("always madvise [never]", 4096, False),
         ("always [madvise] never", 65536, False),
-    ],
-)
-def test_huge_pages_follow_system_setting_and_page_size(tmp_path, monkeypatch, setting, size, allowed):
-    path = tmp_path / "enabled"
-    path.write_text(setting)
-    monkeypatch.setattr(cpu_settings, "SETTING", path)
-    monkeypatch.setattr(cpu_settings, "_page_size", lambda: size)
-    assert cpu_settings.huge_pages_available() is (allowed and sys.platform == "linux")
-    path.unlink()
-    assert not cpu_settings.huge_pages_available()
+    ):
+        path.write_text(setting)
+        monkeypatch.setattr(cpu_settings, "_page_size", lambda size=size: size)
+        assert cpu_settings.huge_pages_available() is allowed
 
 
 @linux

@@ -29,17 +29,10 @@ from partita.runtime.ort.registry import available_ort_names
 from tests.commands.test_signals import NAMES_ENTRY
 from tests.conftest import require
 
-CRASHES = {
-    "abort": (
-        "#include <stdio.h>\n#include <stdlib.h>\n__attribute__((constructor)) static void boom(void)"
-        '{ fputs("assertion \\x1b[31mfailed\\x07: device != null\\n", stderr); abort(); }',
-        ["killed by SIGABRT while loading the provider's library", "assertion failed?: device != null"],
-    ),
-    "exit": (
-        "#include <unistd.h>\n__attribute__((constructor)) static void boom(void) { _exit(7); }",
-        ["ended with exit code 7 while loading the provider's library, without any output"],
-    ),
-}
+CRASH = (
+    "#include <stdio.h>\n#include <stdlib.h>\n__attribute__((constructor)) static void boom(void)"
+    '{ fputs("assertion \\x1b[31mfailed\\x07: device != null\\n", stderr); abort(); }'
+)
 
 
 def compiled(folder: Path, source: str) -> Path:
@@ -80,15 +73,12 @@ def test_missing_provider_library_is_named_in_evidence():
     assert (found.library_loads, found.device_found) == (False, None)
 
 
-@pytest.mark.parametrize("kind", CRASHES)
-def test_crashing_library_is_reported_as_initialisation_failed(kind, tmp_path):
-    source, says = CRASHES[kind]
-    found = try_library(compiled(tmp_path, source))
-    assert found.resolution.reason == "initialisation_failed"
-    for text in says:
-        assert text in (found.resolution.evidence or "")
-    assert (found.resolution.evidence or "").isprintable()
-    assert found.resolution.remedy
+def test_crashing_library_is_reported_as_initialisation_failed(tmp_path):
+    found = try_library(compiled(tmp_path, CRASH)).resolution
+    assert found.reason == "initialisation_failed" and found.remedy
+    for text in ("killed by SIGABRT while loading the provider's library", "assertion failed?: device != null"):
+        assert text in (found.evidence or "")
+    assert (found.evidence or "").isprintable()
 
 
 def test_loader_error_explains_unloadable_plugin_library(tmp_path):
@@ -219,23 +209,15 @@ def test_provider_computing_zeros_is_not_usable(tmp_path_factory):
     assert found.resolution.evidence == "it computed [[0.0, 0.0], [0.0, 0.0]], which is incorrect"
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"frob": "1"}, 'Unknown provider option: "frob"'),
-        ({"device_id": "5"}, "Invalid device ID: 5, must be between 0"),
-        ({"arena_extend_strategy": "x"}, 'Failed to parse provider option "arena_extend_strategy"'),
-    ],
-)
-def test_options_rejected_by_cuda_have_reason(tmp_path_factory, options, says):
+def test_options_rejected_by_cuda_have_reason(tmp_path_factory):
     require("onnxruntime-gpu", "CUDAExecutionProvider" in available_ort_names())
     require("a C compiler", shutil.which("cc") is not None)
     require("elftools")
-    resolution = Resolution(known_providers()["cuda"], "active", options=options)
+    resolution = Resolution(known_providers()["cuda"], "active", options={"device_id": "5"})
     (seen,) = over_stubs(tmp_path_factory, resolution)
     found = judge(resolution, seen).resolution
     assert found.reason == "option_rejected"
-    assert (found.evidence or "").startswith(says)
+    assert (found.evidence or "").startswith("Invalid device ID: 5, must be between 0")
 
 
 def over_stubs(tmp_path_factory, resolution):
