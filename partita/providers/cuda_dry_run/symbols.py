@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from partita.errors import ProviderError
 from partita.extras import explain
@@ -174,7 +175,7 @@ def _required(library: Path) -> tuple[list[str], list[tuple[str, str | None, str
         raise explain(error) or error from error
     try:
         with library.open("rb") as stream:
-            file = ELFFile(stream)
+            file: Any = ELFFile(stream)
             names = (".dynamic", ".gnu.version_r", ".gnu.version", ".dynsym")
             dynamic, versions, numbers, symbols = map(file.get_section_by_name, names)
             if dynamic is None or versions is None or numbers is None or symbols is None:
