@@ -44,6 +44,7 @@ from partita.runtime.chain.provider_state import (
 from partita.runtime.cpu import Attention
 from partita.runtime.generate.record.observation import session_facts
 from partita.runtime.ort.errors import STRICT, lacks_kernel, open_error
+from partita.runtime.ort.native_log import WARNING
 from partita.runtime.ort.session import NativeFailureError, Session, open_native
 from partita.runtime.ort.session_options import Opening
 from partita.runtime.place.model_file import ModelFile, nodes_of
@@ -186,7 +187,7 @@ def _open_quiet(path: Path, active: Sequence[Resolution], opening: Opening) -> S
     listing = open_native(path, active, opening)
     log = listing.log
     listing.close()
-    session = open_native(path, active, replace(opening, quiet=True))
+    session = open_native(path, active, replace(opening, severity=WARNING))
     session.log = log
     return session
 

@@ -132,14 +132,15 @@ def _place() -> Path:
 
 def _measure(model: bytes, resolution: Resolution, one_node: bool) -> Placement:
     """Open the model, find the node, and run it if requested."""
+    from partita.runtime.ort.native_log import INFO, VERBOSE
     from partita.runtime.ort.session import NativeFailureError, open_native
     from partita.runtime.ort.session_options import Opening
 
-    verbose = one_node and bool(resolution.provider.why_patterns)
+    severity = VERBOSE if one_node and resolution.provider.why_patterns else INFO
     threads = 1 if one_node else None
     try:
         opening = Opening(
-            threads=threads, explain=True, optimise=not one_node, verbose=verbose, model=model, scratch=_place().parent
+            threads=threads, severity=severity, optimise=not one_node, model=model, scratch=_place().parent
         )
         session = open_native(_place(), [resolution], opening)
     except NativeFailureError as failure:

@@ -234,7 +234,7 @@ class Session:
 
     def listening(self, phase: str) -> AbstractContextManager[None]:
         """Capture the log of a profiled run; see `RunLog`."""
-        return self.run_log.of(phase) if self.profiling and not self.opening.quiet else nullcontext()
+        return self.run_log.of(phase) if self.profiling and self.opening.severity is None else nullcontext()
 
     def next_recording(self) -> int:
         """A new number for a captured graph."""

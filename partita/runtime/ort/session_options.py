@@ -12,7 +12,7 @@ import onnxruntime as ort
 from partita import process
 from partita.observations.names import CPU
 from partita.providers.resolve import Resolution
-from partita.runtime.ort.native_log import FATAL, INFO, VERBOSE, WARNING
+from partita.runtime.ort.native_log import FATAL, INFO, WARNING
 
 STRICT_KEY = "session.disable_cpu_ep_fallback"
 WEIGHTS_FILE = "weights.data"
@@ -28,12 +28,8 @@ class Opening:
     """Intra-op threads; None: ONNX Runtime's default."""
     observe: bool = False
     """Profile the first runs and keep the log at INFO."""
-    quiet: bool = False
-    """With `observe`: log at WARNING instead of INFO."""
-    explain: bool = False
-    """Log at INFO without profiling."""
-    verbose: bool = False
-    """Log at VERBOSE."""
+    severity: int | None = None
+    """Minimum severity to log; None: INFO with `observe`, else WARNING."""
     optimise: bool = True
     """Let ONNX Runtime fold and fuse nodes; disabled in experiments on one node."""
     strict: bool = False
@@ -56,9 +52,9 @@ def log_level(opening: Opening) -> int:
     """Minimum severity to log; nothing if the log would go to the stderr of a user's program."""
     if not process.own_process:
         return FATAL
-    if opening.verbose:
-        return VERBOSE
-    return INFO if opening.explain or (opening.observe and not opening.quiet) else WARNING
+    if opening.severity is not None:
+        return opening.severity
+    return INFO if opening.observe else WARNING
 
 
 def chosen_providers(options: Any, active: Sequence[Resolution]) -> list[Any] | None:
