@@ -11,10 +11,10 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from partita.diagnosis.explanation import refused_nodes
 from partita.errors import PartitaError, ProviderError, RefusedNode, UsageError
@@ -259,7 +259,8 @@ def _refusal(path: Path, chain: Sequence[Resolution], opening: Opening, failure:
     return not_all_on(path, settled, facts)
 
 
-class Refusal(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Refusal:
     """The nodes that run on no provider of a chain."""
 
     nodes: tuple[RefusedNode, ...]
