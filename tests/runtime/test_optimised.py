@@ -15,7 +15,6 @@ from partita.errors import ResourceError
 from partita.library.run_report import report_run
 from partita.partition_reports.request_records import Request
 from partita.runtime.chain.open_chain import chain_entry
-from partita.runtime.chain.pins import parse_pins
 from partita.runtime.generate.record import run_facts
 from partita.runtime.generate.record.run_facts import (
     LIMIT_BYTES,
@@ -31,7 +30,7 @@ from partita.runtime.place import run_phases as place
 from partita.runtime.place.model_file import graph_node
 from partita.runtime.place.onnx_model import read_onnx
 from partita.runtime.place.tensor_types import element_of, sizes_of, tensor_types
-from tests.runtime.place.test_run_phases import placed, where, written
+from tests.runtime.place.test_run_phases import placed, written
 
 NORM = """g (float[2,4,4] x, float[2,4,4] y) => (float[2,4,4] z)
 <float[4] g = {1,1,1,1}, float[4] b = {1,1,1,1}, float two = {2}> {
@@ -80,15 +79,6 @@ def test_package_has_optimised_graph_for_each_session(open_runner):
     for session in facts.sessions:
         planned = {name for stream in session.plan or () for name in stream}
         assert {node.name for node in session.optimised or ()} == planned and planned
-
-
-def test_pins_apply_in_second_session(tmp_path):
-    path = written(tmp_path / "m.onnx", NORM)
-    model = onnx.load(path)
-    model.graph.node[1].metadata_props.add(key="partita.module", value="m.ln")
-    onnx.save(model, path)
-    result = placed(path, pins=parse_pins(["cpu:m.ln"], where().chain))
-    assert session_of(result).optimised is not None, session_of(result).optimised_missing_reason
 
 
 def test_second_session_failure_is_recorded_as_reason(tmp_path, monkeypatch):

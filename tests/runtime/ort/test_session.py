@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -92,12 +91,6 @@ def test_provider_start_error_quotes_onnxruntime(tiny_package, own_temp, capfd, 
     assert capfd.readouterr().err == ""
 
 
-def test_node_without_kernel_raises_provider_error(tmp_path):
-    path = write_model(tmp_path / "mod.onnx", "Mod<fmod=1>(x, x)", "bfloat16")
-    with pytest.raises(ProviderError, match="CPUExecutionProvider cannot run it.*Mod.*change the node's type or opset"):
-        open_session(path, CPU, threads=1, observe=False)
-
-
 def test_bf16_package_on_cpu_prints_single_line_error_with_remedy(tiny_package, own_temp, tmp_path, capfd):
     """The package is verified; the CPU provider has no bfloat16 kernels for it."""
     folder, target = tiny_package(precision="bf16"), tmp_path / "run.json"
@@ -171,25 +164,6 @@ def test_host_buffer_is_shared_zeroed_and_aligned(dtype):
     assert not buffer.host.any()
     assert buffer.value.data_type() == f"tensor({dtype.replace('float32', 'float')})"
     assert buffer.size_bytes == buffer.host.nbytes
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_device_buffer_is_cleared_without_host_access(dtype):
-    """Runs on host memory through the call used for CUDA memory."""
-    filled = host_buffer((4, 5), dtype)
-    filled.host.fill(1)
-    buffer = replace(filled, array=None, memory="Cuda")
-    buffer.clear()
-    assert not filled.host.any()
-    assert bytes_at(buffer.address(), buffer.size_bytes) == bytes(buffer.size_bytes)
-    with pytest.raises(ValueError, match="Cuda memory"):
-        _ = buffer.host
-
-
-def bytes_at(address: int, size: int) -> bytes:
-    import ctypes
-
-    return ctypes.string_at(address, size)
 
 
 def test_stderr_is_restored_after_exception(capfd):
@@ -297,11 +271,3 @@ def test_notes_are_not_removed_in_thread_with_failed_run(bound, monkeypatch):
 
     apart(runs)
     assert len(taken) == 2
-
-
-def test_unavailable_chain_error_names_reason(tiny_package):
-    missing = Provider("fpga", "FpgaExecutionProvider", (), ("onnxruntime-fpga",), "Fpga", "gqa")
-    with pytest.raises(ProviderError, match=r"fpga: not_in_build: .*onnxruntime-fpga"):
-        open_session(
-            tiny_package() / "model.onnx", resolve((missing,), available_ort_names()), threads=1, observe=False
-        )

@@ -403,13 +403,6 @@ def test_multi_input_model_has_facts_from_every_source(tmp_path):
     assert result.facts.finish_reason is None and result.facts.memory.weight_bytes == 64
 
 
-def test_initializers_are_not_inputs_and_models_may_have_no_inputs(tmp_path):
-    text = "g (float[1] x) => (float[1] y) <float[1] x = {1}> { [r] y = RandomNormalLike(x) }"
-    path = written(tmp_path / "m.onnx", text)
-    assert read_onnx(path).inputs == ()
-    assert placed(path).error is None
-
-
 def test_failed_run_preserves_placement(tmp_path):
     text = "g (float[a] x, float[b] z) => (float[c] y) { [add] y = Add(x, z) }"
     result = placed(written(tmp_path / "m.onnx", text), "a=2", "b=3")
