@@ -32,7 +32,6 @@ from tests import test_hints
 from tests.conftest import REPOSITORY
 from tests.foreign.conftest import SAMPLES
 from tests.remedies import alternatives, remedy_of
-from tests.runtime.ort import test_errors
 
 MAKER = "Remedy"
 BLANKS: dict[str, Any] = {
@@ -66,7 +65,6 @@ POSITIONAL = {"generate": ["pkg", "1,2"], "export": ["owner/name", "out"]}
 """Arguments of a verb, where they are not one package."""
 TRIED = {
     "git": test_hints.test_git_lfs_pointer_error_suggests_git_lfs_pull,
-    "cp": test_errors.test_remedy_for_external_symlinks_copies_files,
 }
 """Programs whose commands a test carries out, or does what they do."""
 OF_SYSTEMS = {

@@ -41,7 +41,7 @@ import contextlib, io, json
 from partita.cli import run
 from partita.commands.build import complete_chain
 from partita.providers.resolve import known_providers
-from partita.providers.start import explain
+from partita.providers.resolve import explain
 
 def told(*words):
     out, err = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.StringIO()

@@ -27,7 +27,7 @@ from partita import __version__
 from partita.library.engine.jobs import run_job
 from partita.library.planning import MEASURE, MOST_SECONDS
 from partita.providers.resolve import parse_chain
-from partita.runtime.cpu.cores import cpu_name
+from partita.runtime.cpu import cpu_name
 
 WIDTHS: tuple[Bits, ...] = (32, 16, 8, 4)
 

@@ -340,7 +340,7 @@ def split_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
 
 
 def _libraries(texts: Sequence[str]) -> dict[str, str]:
-    from partita.providers.generic import split_libraries
+    from partita.providers.options import split_libraries
 
     return split_libraries(texts)
 

@@ -15,7 +15,7 @@ from partita.library.place import support
 from partita.options.inspection import DoctorCommand, InspectCommand, PlanCommand, ProvidersCommand
 from partita.options.reports import DiffCommand
 from partita.partition_reports.render.show import load_view
-from partita.runtime.cpu.cores import cpu_name
+from partita.runtime.cpu import cpu_name
 from partita.runtime.machine import PACKAGES
 
 

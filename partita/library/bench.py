@@ -29,7 +29,7 @@ from partita.options.inspection import BenchOptions
 from partita.package.folder import Manifest, check_files
 from partita.partition_reports import storage
 from partita.process import peak_rss_bytes
-from partita.providers.generic import parse_libraries
+from partita.providers.options import parse_libraries
 from partita.providers.resolve import all_names, parse_chain
 from partita.runtime.generate.checks import check_prompt
 

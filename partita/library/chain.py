@@ -12,8 +12,7 @@ from partita.observations.text_format import listing
 from partita.options.groups import ProviderChain, ProviderValues
 from partita.options.inspection import BenchOptions
 from partita.providers.base import Provider
-from partita.providers.generic import parse_libraries
-from partita.providers.options import parse_options, unchecked_notes
+from partita.providers.options import parse_libraries, parse_options, unchecked_notes
 from partita.providers.resolve import Resolution, all_names, known_providers, parse_chain
 
 GIVEN = "given"

@@ -21,7 +21,7 @@ from partita.options.export import ExportOptions as Options
 from partita.options.fields import group
 from partita.package.folder import Graph, Manifest
 from partita.package.records import SmokeRecord, Verification
-from partita.providers.generic import parse_libraries
+from partita.providers.options import parse_libraries
 from partita.providers.resolve import all_names, parse_chain
 
 if TYPE_CHECKING:

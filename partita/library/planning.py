@@ -36,10 +36,8 @@ from partita.providers.base import Provider
 from partita.providers.cuda import PROVIDER as CUDA
 from partita.providers.cuda_dry_run.devices import Device, device
 from partita.providers.resolve import parse_chain
-from partita.runtime.chain.wheels import runtime_wheels
-from partita.runtime.cpu.attention import VARIABLE
-from partita.runtime.cpu.cores import cpu_flags, cpu_name, usable_cores
-from partita.runtime.machine import nvidia_gpus
+from partita.runtime.cpu import VARIABLE, cpu_flags, cpu_name, usable_cores
+from partita.runtime.machine import nvidia_gpus, runtime_wheels
 from partita.runtime.place.model_file import read_light
 
 if TYPE_CHECKING:
@@ -146,7 +144,7 @@ def requirements(contract: Contract, models: Sequence[onnx.ModelProto], rates: M
     """The memory of a model: on this machine's CPU with `rates`, else on a GPU."""
     from partita.capacity.costs import graph_costs
     from partita.capacity.memory import Requirements
-    from partita.runtime.cpu.attention import attention_path, choose, find_attention
+    from partita.runtime.cpu import attention_path, choose, find_attention
 
     graphs, heads, naive = [], 0, 0
     for file, model in zip(contract.files, models, strict=True):
@@ -320,7 +318,7 @@ def _rates_file() -> Path | None:
 
 
 def uses_naive_attention() -> bool:
-    """Whether the rates are those of the naive attention path; see `runtime.cpu.attention.choose`."""
+    """Whether the rates are those of the naive attention path; see `runtime.cpu.choose`."""
     return "avx512f" in cpu_flags()
 
 

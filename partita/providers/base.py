@@ -156,8 +156,6 @@ class Provider:
     """Option that turns on graph capture; empty if it has none."""
     even_rows: frozenset[str] = frozenset()
     """Operators with wrong results if the rows of a batch differ in length; no error is reported."""
-    fallback_option: str = ""
-    """Option with node names, one per line, to leave to the CPU; empty if it has none."""
     budget_option: str = ""
     """Option with the memory budget of its nodes; empty if it has none."""
     cache_option: str = ""
@@ -188,7 +186,7 @@ class Provider:
     compiles: bool = False
     """It compiles a subgraph into one node; False: it runs node by node."""
     any_option: bool = False
-    """Its options are unknown and are passed on unchecked."""
+    """Its options are not listed here and are passed on unchecked: providers that were not tested."""
     option_prefix: str = ""
     """Prefix of its options in the session configuration, for a built-in provider that ignores provider options; a
     plugin of the same provider reads provider options."""

@@ -1,11 +1,11 @@
 """Apple's GPUs and Neural Engine through Core ML. Untested.
 
-Part of the macOS wheel of onnxruntime. Options: coreml_options.cc and coreml_provider_factory.h of ONNX Runtime. It
-splits decoders into many partitions, so it is not in the default chain.
+Part of the macOS wheel of onnxruntime. It splits decoders into many partitions, so it is not in the default chain.
+Options: coreml_options.cc of ONNX Runtime.
 """
 
 from partita.observations.log_pattern import LogPattern
-from partita.providers.base import Option, Provider, choice
+from partita.providers.base import Provider
 from partita.remedies import Remedy
 
 PROVIDER = Provider(
@@ -15,16 +15,7 @@ PROVIDER = Provider(
     suggested_for=("metal", "mps", "npu", "ane", "macos"),
     wheels=("onnxruntime",),
     compiles=True,
-    options=(
-        choice("ModelFormat", "NeuralNetwork MLProgram", "kind of Core ML model"),
-        choice("MLComputeUnits", "ALL CPUOnly CPUAndGPU CPUAndNeuralEngine", "units that may run it"),
-        Option("RequireStaticInputShapes", "bool", "0", "accept only nodes with static shapes"),
-        Option("EnableOnSubgraphs", "bool", "0", "accept nodes inside If, Loop and Scan"),
-        choice("SpecializationStrategy", "Default FastPrediction", "what Core ML optimises for"),
-        Option("ProfileComputePlan", "bool", "0", "log the unit that Core ML plans for each operation"),
-        Option("AllowLowPrecisionAccumulationOnGPU", "bool", "0", "accumulate in float16 on the GPU"),
-        Option("ModelCacheDirectory", "path", "", "folder that keeps compiled models"),
-    ),
+    any_option=True,
     node_patterns=(
         # The line names no node.
         LogPattern("subgraph_rejected", r"(?P<why>CoreML does not support .*)"),

@@ -1,7 +1,7 @@
 """The CPU execution provider, part of every ONNX Runtime build.
 
-ONNX Runtime 1.31.1 ignores its provider options. The options here are Partita's; `runtime/cpu` sets them through the
-session configuration and environment variables.
+ONNX Runtime 1.31.1 ignores its provider options. The options here are Partita's; `runtime/chain/cpu_settings.py` sets
+them through the session configuration and environment variables.
 """
 
 from partita.observations.kernel_rows import ABSENT, PRESENT, KernelRow

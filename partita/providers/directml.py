@@ -4,7 +4,7 @@ Part of the wheel onnxruntime-directml (newest version 1.24.4). Options: dml_pro
 """
 
 from partita.observations.log_pattern import LogPattern
-from partita.providers.base import CPU_PREFERRED, Option, Provider, choice
+from partita.providers.base import CPU_PREFERRED, Provider
 from partita.remedies import Remedy
 
 NO_GPU = Remedy("it needs a GPU with a DirectX 12 driver")
@@ -18,15 +18,7 @@ PROVIDER = Provider(
     device_memory="DML",
     preferred_attention="gqa",
     rank=60,
-    options=(
-        Option("device_id", "int", "", "number of the GPU, in the order of Windows"),
-        choice(
-            "performance_preference", "default high_performance minimum_power", "which GPU, when device_id is not given"
-        ),
-        Option(
-            "disable_metacommands", "bool", "False", "do not use the driver's own kernels", off_on=("False", "True")
-        ),
-    ),
+    any_option=True,
     node_patterns=(CPU_PREFERRED,),
     start_patterns=(
         LogPattern("device_missing", r"(?P<why>No GPUs or NPUs detected\.)"),

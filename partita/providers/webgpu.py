@@ -34,7 +34,6 @@ PROVIDER = Provider(
     option_prefix="ep.webgpuexecutionprovider.",
     reads_back=True,
     capture_option="enableGraphCapture",
-    fallback_option="forceCpuNodeNames",
     # It reads keys of shorter rows at the position of the longest row (1.27.0).
     even_rows=frozenset({"GroupQueryAttention"}),
     software_devices=True,

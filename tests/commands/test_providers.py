@@ -20,9 +20,7 @@ from partita.errors import UsageError
 from partita.machine import EnvironmentFinding, MachineReport, ProviderEntry
 from partita.options.inspection import ProvidersCommand
 from partita.providers.resolve import known_providers
-from partita.runtime.chain import wheels
-from partita.runtime.chain.wheels import Wheel, environment_findings
-from partita.runtime.machine import describe_machine
+from partita.runtime.machine import Wheel, describe_machine, environment_findings, owns_runtime, runtime_wheels
 from partita.runtime.ort.registry import available_ort_names
 from tests.conftest import REPOSITORY
 from tests.views import print_text
@@ -155,7 +153,7 @@ def test_duplicate_onnx_runtime_wheels_are_a_finding(tmp_path):
         file = "onnxruntime/__init__.py" if name != "onnxruntime-tools" else "onnxruntime_tools/__init__.py"
         (folder / "RECORD").write_text(f"{file},sha256=x,1\n{folder.name}/RECORD,,\n")
     script = (
-        "import json, sys; sys.path.insert(0, sys.argv[1]); from partita.runtime.chain.wheels import *; "
+        "import json, sys; sys.path.insert(0, sys.argv[1]); from partita.runtime.machine import *; "
         "print(json.dumps([runtime_wheels(), [f.model_dump() for f in "
         "environment_findings((), imported_version='1.31.0', import_error=None)]]))"
     )
@@ -172,17 +170,31 @@ def test_duplicate_onnx_runtime_wheels_are_a_finding(tmp_path):
     assert finding["remedies"][0]["command"][:4] == ["pip", "uninstall", "--yes", "onnxruntime"]
 
 
+def test_wheel_hiding_another_wheel_is_a_finding(monkeypatch):
+    both = (Wheel("onnxruntime", "1.31.1", "/first"), Wheel("onnxruntime-gpu", "1.31.1", "/second"))
+    monkeypatch.setattr("partita.runtime.machine.runtime_wheels", lambda: both)
+    (finding,) = environment_findings((), imported_version="1.31.1", import_error=None)
+    assert finding.reason == "duplicate_runtime"
+    assert finding.evidence.startswith("onnxruntime 1.31.1 in /first hides onnxruntime-gpu 1.31.1")
+
+
+def test_installed_onnx_runtime_wheel_is_listed_once():
+    assert len(runtime_wheels()) == 1
+    assert owns_runtime("onnxruntime/__init__.py,sha256=x,1\n")
+    assert not owns_runtime("my/onnxruntime/__init__.py,sha256=x,1\n")
+
+
 def test_missing_runtime_and_version_mismatch_are_findings(monkeypatch):
     providers = tuple(known_providers().values())
-    monkeypatch.setattr(wheels, "plugin_wheels", lambda providers: {"onnxruntime-qnn": "2.7.0"})
-    monkeypatch.setattr(wheels, "runtime_wheels", lambda: ())
+    monkeypatch.setattr("partita.runtime.machine.plugin_wheels", lambda providers: {"onnxruntime-qnn": "2.7.0"})
+    monkeypatch.setattr("partita.runtime.machine.runtime_wheels", lambda: ())
     (finding,) = environment_findings(providers, imported_version=None, import_error="ModuleNotFoundError")
     assert finding.reason == "not_in_build" and 'pip install "partita[cpu]"' in finding.remedy
     assert finding.evidence.startswith("onnxruntime-qnn 2.7.0 needs ONNX Runtime")
-    monkeypatch.setattr(wheels, "plugin_wheels", lambda providers: {})
+    monkeypatch.setattr("partita.runtime.machine.plugin_wheels", lambda providers: {})
     (none,) = environment_findings(providers, imported_version=None, import_error="ModuleNotFoundError")
     assert none.evidence == "ONNX Runtime is not installed"
-    monkeypatch.setattr(wheels, "runtime_wheels", lambda: (Wheel("onnxruntime", "1.31.1", "/a"),))
+    monkeypatch.setattr("partita.runtime.machine.runtime_wheels", lambda: (Wheel("onnxruntime", "1.31.1", "/a"),))
     (other,) = environment_findings(providers, imported_version="1.24.0", import_error=None)
     assert other.reason == "version_mismatch"
     assert "the onnxruntime that Python imports is 1.24.0" in other.evidence
@@ -190,20 +202,8 @@ def test_missing_runtime_and_version_mismatch_are_findings(monkeypatch):
 
 def test_unsupported_dependency_version_is_a_finding(monkeypatch):
     monkeypatch.setattr(extras, "_requirements", lambda: ["numpy>=1", "transformers>=4,<5; extra == 'export'"])
-    monkeypatch.setattr(wheels, "runtime_wheels", lambda: (Wheel("onnxruntime", "1.31.1", "/a"),))
+    monkeypatch.setattr("partita.runtime.machine.runtime_wheels", lambda: (Wheel("onnxruntime", "1.31.1", "/a"),))
     (finding,) = environment_findings((), imported_version="1.31.1", import_error=None)
     assert finding.reason == "version_mismatch"
     assert finding.evidence == f"transformers {metadata.version('transformers')} is not supported; Partita needs <5,>=4"
     assert finding.remedies[0].command == ("pip", "install", "transformers<5,>=4")
-
-
-def test_plugin_requiring_other_runtime_version_is_a_finding(monkeypatch):
-    needs = ["numpy>=1", "onnxruntime>=1.40", "onnxruntime-gpu>=9; extra == 'gpu'"]
-    monkeypatch.setattr(wheels, "plugin_wheels", lambda providers: {"onnxruntime-qnn": "2.7.0"})
-    monkeypatch.setattr(wheels, "installed_version", lambda wheel: "2.7.0")
-    monkeypatch.setattr(wheels, "runtime_wheels", lambda: (Wheel("onnxruntime", "1.31.1", "/a"),))
-    monkeypatch.setattr(metadata, "requires", lambda wheel: needs if wheel == "onnxruntime-qnn" else [])
-    (finding,) = environment_findings((), imported_version="1.31.1", import_error=None)
-    assert finding.reason == "version_mismatch"
-    assert finding.evidence == "onnxruntime-qnn 2.7.0 requires onnxruntime>=1.40, and onnxruntime 1.31.1 is installed"
-    assert finding.remedies[0].command == ("pip", "install", "onnxruntime>=1.40")

@@ -10,7 +10,7 @@ import pytest
 
 from partita.diagnosis.reasons.table import REASONS
 from partita.providers.base import OTHER_RUNTIME
-from partita.providers.start import REMEDIES
+from partita.providers.resolve import REMEDIES
 from partita.remedies import Remedy
 from partita.runtime.chain.open_chain import WITHOUT_PINS
 from partita.runtime.chain.provider_state import OTHER_OPSET

@@ -11,7 +11,7 @@ from partita.check.requirements import Limits
 from partita.observations.kernel_rows import PRESENT, KernelRow
 from partita.providers.resolve import known_providers
 from partita.remedies import Remedy
-from partita.runtime.ort.evidence import parse_profile
+from partita.runtime.ort.native_log import parse_profile
 from tests.partition_reports.samples import GPU, GPU_CHAIN, mixed_facts, report_of
 
 FIRST, LAST = "model.layers.0.self_attn.q_proj/MatMul", "lm_head/MatMul"

@@ -42,8 +42,7 @@ from partita.partition_reports.build import build_report
 from partita.partition_reports.records import Report
 from partita.partition_reports.request_records import DryRunFacts, Request
 from partita.providers.base import Provider
-from partita.providers.resolve import Resolution, known_providers, parse_chain
-from partita.providers.start import Failure, failure
+from partita.providers.resolve import Failure, Resolution, failure, known_providers, parse_chain
 from partita.runtime.chain.open_chain import ChainError, not_all_on
 from tests.conftest import DEMO_CHECKPOINT, REPOSITORY
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 
-from partita.runtime.cpu.settings import EXACT
+from partita.runtime.chain.cpu_settings import EXACT
 
 TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
 

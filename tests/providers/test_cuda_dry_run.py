@@ -16,15 +16,14 @@ from typing import Any
 
 import pytest
 
-from partita.errors import InstallationError, ProviderError, UsageError
+from partita.errors import ProviderError, UsageError
 from partita.providers.cuda_dry_run import stub_build, symbols
 from partita.providers.cuda_dry_run.devices import CAPABILITIES, DEFAULT_DEVICE, DEVICES, Device, device
 from partita.providers.cuda_dry_run.stub_build import child_environment, ensure_child, ensure_real, prepare
 from tests.conftest import REPOSITORY, require
 
 CHILD_SECONDS = 300
-OUT_OF_MEMORY, NO_DEVICE, INVALID_VALUE = 2, 100, 1
-CAPTURE_UNSUPPORTED, CAPTURE_INVALIDATED, CAPTURE_IMPLICIT = 900, 901, 906
+OUT_OF_MEMORY, INVALID_VALUE = 2, 1
 
 
 @pytest.fixture(autouse=True)
@@ -88,19 +87,13 @@ def ask(code: str, stubs: Path, on: Device | None = None, *arguments: str, base:
 # ---- device profiles ----
 
 
-def test_device_keys_are_case_insensitive():
+def test_device_is_found_ignoring_case_else_suggested():
     for profile in DEVICES:
         assert device(f" {profile.key.upper()} ") is profile
         assert profile.limits is CAPABILITIES[profile.capability]
     assert device() is device(DEFAULT_DEVICE) is device("h100")
-
-
-def test_unknown_device_error_suggests_nearest_and_lists_known():
-    with pytest.raises(
-        UsageError, match=r"unknown device 'h10'; did you mean 'h100'\? known devices: t4, .*h200"
-    ) as caught:
+    with pytest.raises(UsageError, match=r"unknown device 'h10'; did you mean 'h100'\? known devices: t4, .*h200"):
         device("h10")
-    assert "\n" not in str(caught.value)
 
 
 def test_device_profile_sets_every_variable_read_by_stubs():
@@ -114,7 +107,7 @@ def test_device_profile_sets_every_variable_read_by_stubs():
 def test_stubs_export_exactly_the_required_symbols(provider: Path, stubs: Path):
     from elftools.elf.elffile import ELFFile
 
-    wanted = symbols.exports(symbols.read_required(provider), "the provider")
+    wanted = symbols.exports(provider, "the provider")
     assert sum(map(len, wanted.values())) > 100
     assert {path.name for path in stubs.glob("*.so*")} == {library.soname for library in symbols.LIBRARIES}
     for soname, names in wanted.items():
@@ -236,13 +229,6 @@ def test_same_stub_build_serves_every_device(stubs: Path, key: str):
     assert told["unknown"] == INVALID_VALUE  # refused, not answered with a made-up figure
 
 
-def test_stubs_without_profile_report_no_device(stubs: Path):
-    code = PREAMBLE + "count = c_int(-1); print(json.dumps([cuda.cudaGetDeviceCount(byref(count)), count.value]))"
-    base = {name: value for name, value in os.environ.items() if not name.startswith("PARTITA_STANDIN")}
-    done = run_child(code, {**base, "LD_LIBRARY_PATH": str(stubs)})
-    assert json.loads(done.stdout) == [NO_DEVICE, 0]
-
-
 def test_stub_memory_is_counted_reads_zero_and_uses_no_host_memory(stubs: Path):
     code = (
         PREAMBLE
@@ -272,31 +258,6 @@ print(json.dumps([error, total.value - free.value, too_much, sticky, written, re
     assert host == "00" * 64
     assert left == 0
     assert grown_kib < 64 * 1024
-
-
-def test_stream_capture_rejects_unsupported_calls(stubs: Path):
-    code = (
-        PREAMBLE
-        + """
-stream, graph = c_void_p(), c_void_p()
-cuda.cudaStreamCreateWithFlags(byref(stream), 1)
-legacy = cuda.cudaStreamBeginCapture(None, 0)
-begun = cuda.cudaStreamBeginCapture(stream, 0)
-launched = cuda.cudaMemsetAsync(None, 0, size(0), stream)
-ended = cuda.cudaStreamEndCapture(stream, byref(graph)); good = bool(graph.value)
-cuda.cudaStreamBeginCapture(stream, 0)
-refused = [malloc(1)[0], cuda.cudaStreamSynchronize(stream), cuda.cudaDeviceSynchronize()]
-implicit = cuda.cudaMemcpy(None, None, size(0), 1)
-status = c_int(); cuda.cudaStreamIsCapturing(stream, byref(status))
-spoiled = cuda.cudaStreamEndCapture(stream, byref(graph))
-print(json.dumps([legacy, begun, launched, ended, good, refused, implicit, status.value, spoiled, graph.value,
-                  malloc(1)[0]]))
-"""
-    )
-    legacy, begun, launched, ended, good, refused, implicit, status, spoiled, graph, after = ask(code, stubs)
-    assert (legacy, begun, launched, ended, good) == (CAPTURE_UNSUPPORTED, 0, 0, 0, True)
-    assert (refused, implicit, status) == ([CAPTURE_UNSUPPORTED] * 3, CAPTURE_IMPLICIT, 2)
-    assert (spoiled, graph, after) == (CAPTURE_INVALIDATED, None, 0)
 
 
 # ---- sessions of the real CUDA provider ----
@@ -378,11 +339,6 @@ def ones(*shape: int) -> Any:
     return np.ones(shape, np.float32)
 
 
-def test_nonzero_output_is_empty_on_stubs(place: Callable[..., Any]):
-    nodes = [node("NonZero", ["x"], ["i"], "search"), node("Cast", ["i"], ["y"], "cast", to=1)]
-    assert place(nodes, {"x": [4, 8]})["shapes"] == [[2, 0]]
-
-
 def test_weights_above_device_memory_raise_onnxruntime_error(place: Callable[..., Any]):
     small = Device("small", "small", (9, 0), 1 << 20, 1, 1, 1, (1, 1))
     told = place([node("MatMul", ["x", "w"], ["y"], "product")], {"x": [1, 1024]}, on=small, w=ones(1024, 2048))
@@ -409,11 +365,6 @@ def test_concurrent_builds_produce_single_folder(provider: Path, tmp_path: Path)
     assert [process.returncode for process in started] == [0, 0]
     assert folders[0] == folders[1]
     assert [path.name for path in tmp_path.iterdir()] == [Path(folders[0]).name]
-
-
-def test_stubs_are_cached_in_partita_cache_dir(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setenv("PARTITA_CACHE_DIR", str(tmp_path))
-    assert stub_build.default_cache() == tmp_path / "cuda-dry-run"
 
 
 # ---- what can be wrong ----
@@ -457,12 +408,9 @@ def test_provider_not_covered_by_stubs_is_rejected(tmp_path: Path, soname: str, 
     refused(message, fake_provider(tmp_path / "ort", soname=soname, function=function), tmp_path / "c")
 
 
-def test_missing_provider_library_is_named(tmp_path: Path):
-    refused(r"missing\.so: the CUDA provider cannot be read", tmp_path / "missing.so", tmp_path / "c")
-
-
-def test_non_library_file_is_rejected(tmp_path: Path):
+def test_missing_library_and_other_file_are_rejected(tmp_path: Path):
     require("elftools")
+    refused(r"missing\.so: the CUDA provider cannot be read", tmp_path / "missing.so", tmp_path / "c")
     (tmp_path / "library.so").write_text("This is text.")
     refused(r"library\.so: not a shared library", tmp_path / "library.so", tmp_path / "c")
 
@@ -475,25 +423,15 @@ def test_missing_or_invalid_compiler_is_named(provider: Path, tmp_path: Path, mo
     refused("none of cc, gcc and clang was found", provider, tmp_path / "c")
 
 
-def test_broken_pyelftools_is_named(provider: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(sys.modules, "elftools.elf.elffile", None)
-    with pytest.raises(InstallationError, match="elftools is installed but does not load .* --force-reinstall"):
-        prepare(provider, cache=tmp_path / "c")
-    assert not (tmp_path / "c").is_dir() or list((tmp_path / "c").iterdir()) == []
-
-
 def test_unwritable_cache_error_names_cache_variable(provider: Path, tmp_path: Path):
     (tmp_path / "file").touch()
     refused("cannot be written .*; set PARTITA_CACHE_DIR", provider, tmp_path / "file" / "cache")
 
 
-def test_missing_onnxruntime_and_missing_cuda_raise_distinct_errors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_missing_cuda_provider_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     spec = importlib.util.spec_from_file_location("onnxruntime", tmp_path / "__init__.py")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
     with pytest.raises(ProviderError, match="has no CUDA provider .* is missing"):
-        stub_build.provider_library()
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ProviderError, match="ONNX Runtime is not installed"):
         stub_build.provider_library()
 
 
@@ -502,19 +440,9 @@ def test_missing_onnxruntime_and_missing_cuda_raise_distinct_errors(monkeypatch:
 GUARD = "from partita.providers.cuda_dry_run import stub_build; print(stub_build.{}())"
 
 
-def test_child_verifies_stub_build(stubs: Path):
+def test_child_verifies_stub_build(stubs: Path, monkeypatch: pytest.MonkeyPatch):
     environment = child_environment(stubs, device(), os.environ)
     assert run_child(GUARD.format("ensure_child"), environment).stdout.strip() == stubs.name
-
-
-def test_ensure_child_fails_outside_dry_run(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delenv(stub_build.BUILD_VARIABLE, raising=False)
-    with pytest.raises(ProviderError, match="not started as a dry run"):
-        ensure_child()
-    ensure_real()
-
-
-def test_child_without_stubs_fails(stubs: Path):
     environment = {**child_environment(stubs, device(), {}), "LD_LIBRARY_PATH": "/nonexistent"}
     done = run_child(GUARD.format("ensure_child"), environment, succeed=False)
     # The second where CUDA is installed system-wide.
@@ -523,6 +451,10 @@ def test_child_without_stubs_fails(stubs: Path):
         r"libcudart\.so\.13 in this process is not a stub)",
         done.stderr,
     )
+    monkeypatch.delenv(stub_build.BUILD_VARIABLE, raising=False)
+    with pytest.raises(ProviderError, match="not started as a dry run"):
+        ensure_child()
+    ensure_real()
 
 
 def test_child_with_other_libraries_or_build_fails(stubs: Path, tmp_path: Path):
@@ -546,11 +478,3 @@ def test_real_run_rejects_stubs(stubs: Path):
     code = "import ctypes; ctypes.CDLL('libcudart.so.13'); " + GUARD.format("ensure_real")
     done = run_child(code, {"LD_LIBRARY_PATH": str(stubs)}, succeed=False)
     assert "ProviderError: libcudart.so.13 in this process is a stub" in done.stderr
-
-
-def test_child_environment_replaces_profile_and_hides_gpus(stubs: Path):
-    outer = child_environment(stubs, device("t4"), {"CUDA_VISIBLE_DEVICES": "0", "OTHER": "kept"})
-    inner = child_environment(stubs, device("h200"), outer)
-    assert inner["OTHER"] == "kept"
-    assert inner["CUDA_VISIBLE_DEVICES"] == ""
-    assert inner["PARTITA_STANDIN_MAJOR"] == "9"

@@ -8,8 +8,7 @@ import pytest
 
 from partita.diagnosis.evidence import name_in
 from partita.observations.codes import NODE_CODES, PROVIDER_CODES
-from partita.providers.resolve import known_providers, parse_chain, resolve
-from partita.providers.start import explain
+from partita.providers.resolve import explain, known_providers, parse_chain, resolve
 
 NAMES = sorted(known_providers())
 
@@ -43,55 +42,28 @@ def test_slow_or_emulating_providers_are_not_chosen_automatically():
     assert sorted(rank for rank in ranks.values() if rank)[0] == ranks["cpu"] == 1
 
 
-SAID: dict[str, list[tuple[str, tuple[str, str, str | None]]]] = {
-    "cuda": [
-        (
-            "CUDA kernel not found in registries for Op type: Gather node name: a/Gather",
-            ("no_kernel_op", "a/Gather", "Gather"),
-        ),
-        (
-            "CUDA kernel not supported. Fallback to CPU execution provider for Op type: LSTM node name: rnn",
-            ("attribute_unsupported", "rnn", "LSTM"),
-        ),
-        (
-            "Dropping the ConvTranspose node: up to CPU because it requires asymmetric padding which the CUDA EP "
-            "currently does not support",
-            ("attribute_unsupported", "up", "ConvTranspose"),
-        ),
-    ],
-    "webgpu": [
-        (
-            "[I:onnxruntime:, webgpu_execution_provider.cc:635 GetCapability] webgpu kernel not found in registries "
-            "for Op type: Gather node name: model.rotary_emb/Gather",
-            ("no_kernel_op", "model.rotary_emb/Gather", "Gather"),
-        ),
-        ("Force CPU execution for node: lm_head", ("pinned_by_user", "lm_head", None)),
-        (
-            "ORT optimization- Force fallback to CPU execution for node: /Concat because the CPU execution path is "
-            "deemed faster than overhead involved with execution on other EPs capable of executing this node",
-            ("cpu_preferred", "/Concat", None),
-        ),
-    ],
-    "qnn": [
-        (
-            # It names the node and not the cause, which may be its type, its attributes or its operator.
-            "Unsupported nodes in QNN EP: { name: n2, type: MatMul }",
-            ("no_kernel_op", "n2", "MatMul"),
-        ),
-    ],
+LINES = {
+    "cuda no_kernel_op a/Gather Gather": "CUDA kernel not found in registries for Op type: Gather node name: a/Gather",
+    "cuda attribute_unsupported rnn LSTM": "CUDA kernel not supported. Fallback to CPU execution provider for Op type: "
+    "LSTM node name: rnn",
+    "cuda attribute_unsupported up ConvTranspose": "Dropping the ConvTranspose node: up to CPU because it requires "
+    "asymmetric padding which the CUDA EP currently does not support",
+    "webgpu no_kernel_op a/Gather Gather": "[I:onnxruntime:, webgpu_execution_provider.cc:635 GetCapability] webgpu "
+    "kernel not found in registries for Op type: Gather node name: a/Gather",
+    "webgpu pinned_by_user lm_head None": "Force CPU execution for node: lm_head",
+    "webgpu cpu_preferred /Concat None": "ORT optimization- Force fallback to CPU execution for node: /Concat because "
+    "the CPU execution path is deemed faster than overhead involved with execution on other EPs",
+    "qnn no_kernel_op n2 MatMul": "Unsupported nodes in QNN EP: { name: n2, type: MatMul }",
 }
+"""Provider, reason, node and operator -> a log line."""
 
 
-@pytest.mark.parametrize(
-    ("name", "line", "expected"), [(n, *entry) for n, entries in SAID.items() for entry in entries]
-)
-def test_log_lines_yield_node_operator_and_reason(name, line, expected):
-    for pattern in known_providers()[name].node_patterns:
-        if match := re.search(pattern.pattern, line):
-            groups = match.groupdict()
-            assert (pattern.reason, groups.get("node"), groups.get("op")) == expected
-            return
-    pytest.fail(f"no pattern of {name} knows this line")
+@pytest.mark.parametrize("case", LINES)
+def test_log_lines_yield_node_operator_and_reason(case):
+    name, *expected = case.split()
+    matches = ((each, re.search(each.pattern, LINES[case])) for each in known_providers()[name].node_patterns)
+    pattern, groups = next((each, match.groupdict()) for each, match in matches if match)
+    assert [pattern.reason, groups.get("node"), str(groups.get("op"))] == expected
 
 
 @pytest.mark.parametrize("between", ["", ", "])
@@ -104,80 +76,32 @@ def test_every_node_in_a_qnn_list_line_is_found(between):
     assert found == ["first", "a, b", "c,d", "last"]
 
 
-@pytest.mark.parametrize(
-    ("name", "line", "reason", "evidence"),
-    [
-        (
-            "cuda",
-            "onnxruntime/core/session/provider_bridge_ort.cc:2043 Get() [ONNXRuntimeError] : 1 : FAIL : Failed to load "
-            "library /x/libort_cuda.so with error: libcublasLt.so.13: cannot open shared object file: "
-            "No such file or directory",
-            "library_missing",
-            "libcublasLt.so.13: cannot open shared object file: No such file or directory",
-        ),
-        (
-            "cuda",
-            "Failed to load library /x/libep.so with error: /x/libep.so: undefined symbol: OrtGetApi",
-            "version_mismatch",
-            "/x/libep.so: undefined symbol: OrtGetApi",
-        ),
-        (
-            "cuda",
-            'ORT runtime version "1.24.1" is below the minimum required version "1.24.4"',
-            "version_mismatch",
-            'ORT runtime version "1.24.1"',
-        ),
-        (
-            "cuda",
-            "CUDA failure 100: no CUDA-capable device is detected ; GPU=-1 ; hostname=x ; file=a.cc ; line=1",
-            "device_missing",
-            "no CUDA-capable device is detected ; GPU=-1",
-        ),
-        ("cuda", 'Unknown provider option: "frob".', "option_rejected", 'Unknown provider option: "frob"'),
-        (
-            "cuda",
-            "Invalid device ID: 7, must be between 0 (inclusive) and 1 (exclusive).",
-            "option_rejected",
-            "Invalid device ID",
-        ),
-        ("cuda", "something never seen", "initialisation_failed", "something never seen"),
-        (
-            "openvino",
-            "openvino_provider_factory.cc:141 ParseDeviceType() [ERROR] [OpenVINO] Device GPU is not available",
-            "device_missing",
-            "[OpenVINO] Device GPU is not available",
-        ),
-        (
-            "openvino",
-            "onnxruntime_pybind_state.cc:1053 Create() Invalid OpenVINO EP option: frob",
-            "option_rejected",
-            "Invalid OpenVINO EP option: frob",
-        ),
-        (
-            "openvino",
-            "a.cc:101 Parse() [ERROR] [OpenVINO] Unsupported inference precision is selected. CPU only supports FP32",
-            "option_rejected",
-            "[OpenVINO] Unsupported inference precision is selected. CPU only supports FP32",
-        ),
-        (
-            "qnn",
-            "FP16 precision mode is enabled but soc_model is not specified. Both parameters must be set together",
-            "option_rejected",
-            "FP16 precision mode is enabled but soc_model is not specified. Both parameters must be set together",
-        ),
-        (
-            "webgpu",
-            "webgpu_context.cc:76 operator() Failed to get a WebGPU adapter: No supported adapters.",
-            "device_missing",
-            "Failed to get a WebGPU adapter: No supported adapters",
-        ),
-    ],
-)
-def test_start_failure_reason_and_evidence_come_from_loader(name, line, reason, evidence):
-    """Log lines of onnxruntime-openvino 1.24.1, onnxruntime-qnn 2.7.0 and onnxruntime-webgpu 1.27.0."""
-    found = explain(known_providers()[name], [line])
+STARTS = {
+    "cuda library_missing": "x.cc:2043 Get() Failed to load library /x/libort_cuda.so with error: <libcublasLt.so.13: "
+    "cannot open shared object file: No such file or directory>",
+    "cuda version_mismatch": "Failed to load library /x/e.so with error: </x/e.so: undefined symbol: OrtGetApi>",
+    "cuda device_missing": "CUDA failure 100: <no CUDA-capable device is detected ; GPU=-1> ; hostname=x ; file=a.cc",
+    "cuda option_rejected": "<Invalid device ID: 7>, must be between 0 (inclusive) and 1 (exclusive).",
+    "cuda initialisation_failed": "<something never seen>",
+    "openvino device_missing": "factory.cc:141 Parse() [ERROR] <[OpenVINO] Device GPU is not available>",
+    "openvino option_rejected": "a.cc:101 Parse() [ERROR] <[OpenVINO] Unsupported inference precision is selected>",
+    "qnn option_rejected": "<FP16 precision mode is enabled but soc_model is not specified. Both must be set>",
+    "qnn version_mismatch": '<ORT runtime version "1.24.1" is below the minimum required version "1.24.4">',
+    "webgpu device_missing": "context.cc:76 operator() <Failed to get a WebGPU adapter: No supported adapters>.",
+}
+"""Provider and reason -> a log line, with the evidence in angle brackets.
+
+Of onnxruntime-openvino 1.24.1, onnxruntime-qnn 2.7.0 and onnxruntime-webgpu 1.27.0.
+"""
+
+
+@pytest.mark.parametrize("case", STARTS)
+def test_start_failure_reason_and_evidence_come_from_loader(case):
+    name, reason = case.split()
+    line = STARTS[case]
+    found = explain(known_providers()[name], [line.replace("<", "").replace(">", "")])
     assert found.reason == reason and found.remedy
-    assert found.evidence.startswith(evidence)
+    assert found.evidence.startswith(line.partition("<")[2].partition(">")[0])
 
 
 def test_remedy_depends_on_missing_library():

@@ -54,12 +54,6 @@ def test_short_message_is_not_matched_inside_role_name(package_copy, prompt):
     assert said(package_copy, PARTS, prompt) == f"user: {prompt}\nassistant: "
 
 
-def test_template_may_change_case_of_short_message(package_copy):
-    """The marker words of the content check change case as well."""
-    template = "{% for m in messages %}{{ m['content'] | upper }}\n{% endfor %}"
-    assert said(package_copy, template, "HI") == "HI\n"
-
-
 @pytest.mark.parametrize(("knows", "role"), [("", "system"), ("{# system, developer #}", "developer")])
 def test_developer_role_becomes_system_if_template_lacks_it(package_copy, knows, role):
     folder = package_copy()
@@ -77,18 +71,9 @@ DOUBLED = "{% set ns = namespace(x='aaaa') %}{% for i in range(40) %}{% set ns.x
     ("template", "error"),
     [
         (ENDLESS, "gave no answer within 2 s"),
-        pytest.param("{{ lipsum(n=1000000) }}", "gave no answer within 2 s", marks=pytest.mark.heavy),
-        pytest.param(
-            "{% for i in range(99999) %}{{ range(99999) | list | sort | length }}{% endfor %}",
-            "gave no answer within 2 s",
-            marks=pytest.mark.heavy,
-        ),
         (DOUBLED, "needs more than 512 MiB of memory"),
         ("{{ 'a' * 3000000000 }}", "needs more than 512 MiB of memory"),
-        ("{{ '%9999999999d' | format(1) }}", "needs more than 512 MiB of memory"),
-        ("{{ 'a' | center(10 ** 10) }}", "needs more than 512 MiB of memory"),
         ("{{ '{:>9999999999}'.format(1) }}", "needs more than 512 MiB of memory"),
-        ("{{ (range(99999) | list * 100000) | length }}", "needs more than 512 MiB of memory"),
         ("{{ range(99999) | list | join('b' * 1000000) }}", "needs more than 512 MiB of memory"),
         ("{% macro f(x) %}{{ f(x) }}{{ f(x) }}{% endmacro %}{{ f(1) }}", "RecursionError"),
         ("{{ raise_exception('x' * 1000000) }}", "x" * 300),

@@ -16,6 +16,7 @@ from partita.library.chain import Target
 from partita.library.engine.jobs import NONE_CRASHED, Crashed
 from partita.library.place.probing import decode_sizes, explain_refusal, with_probes
 from partita.library.run_report import option_texts, report_run
+from partita.observations.facts import RunFacts
 from partita.observations.names import EXPERIMENTS
 from partita.observations.records import PackageFacts
 from partita.options.placement import PlaceOptions
@@ -25,18 +26,17 @@ from partita.partition_reports.request_records import DryRunFacts, ModelFacts, M
 from partita.runtime.chain.advice import package_facts
 from partita.runtime.chain.open_chain import ChainError, chain_entry
 from partita.runtime.chain.pins import parse_pins
-from partita.runtime.chain.run_errors import RunInterruptedError
 from partita.runtime.machine import environment
 from partita.runtime.ort.errors import NoKernelError, NotOpenedError
 from partita.runtime.place.inputs import Shape, input_shapes, read_values, size_text
-from partita.runtime.place.onnx_model import OnnxModel, read_onnx
+from partita.runtime.place.onnx_model import OnnxModel, fixed_shapes, read_onnx
 from partita.runtime.place.run_phases import (
     OpenOptions,
     PlacementFacts,
+    RunInterruptedError,
     place_model,
     place_package,
     printed_kernels,
-    with_shapes,
 )
 
 RUN_SECONDS = 120.0
@@ -119,6 +119,21 @@ def place(
     if device is not None:
         check_dry_run(report, started=not crashed)
     return report, error
+
+
+def with_shapes(
+    facts: RunFacts, models: Mapping[str, OnnxModel], shapes: Mapping[str, Mapping[str, tuple[int, ...]]]
+) -> RunFacts:
+    """The facts with constants and inferred shapes, for a dry run. `models` and `shapes` of inputs by file name."""
+    sessions = tuple(
+        replace(
+            session,
+            constants=models[session.file].constants,
+            fixed_shapes=fixed_shapes(models[session.file].proto, shapes.get(session.file, {})),
+        )
+        for session in facts.sessions
+    )
+    return replace(facts, sessions=sessions)
 
 
 def dry_run_facts(name: str | None) -> DryRunFacts:

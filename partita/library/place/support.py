@@ -22,7 +22,7 @@ from partita.package.folder import check_folder
 from partita.providers.base import Provider
 from partita.providers.cuda import PROVIDER as CUDA
 from partita.providers.cuda_dry_run.stub_build import dry_environment
-from partita.providers.generic import parse_libraries
+from partita.providers.options import parse_libraries
 from partita.providers.resolve import Resolution, all_names, resolve_one
 from partita.support.records import ProviderFacts, SupportTable, Versions
 
@@ -160,8 +160,7 @@ def _usable(resolution: Resolution) -> tuple[Resolution, tuple[str, ...]]:
 
 def _versions(provider: Provider, opset: int | None) -> Versions:
     """Versions of everything that an outcome may depend on; the wheels are ONNX Runtime's and the provider plugin's."""
-    from partita.runtime.chain.wheels import plugin_wheels
-    from partita.runtime.machine import environment
+    from partita.runtime.machine import environment, plugin_wheels
 
     found = environment()
     wheels = [f"{wheel.name} {wheel.version}" for wheel in found.onnxruntime_wheels]

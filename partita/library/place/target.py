@@ -24,8 +24,7 @@ from partita.package.folder import Manifest
 from partita.package.records import SmokeRecord, Verification
 from partita.providers.base import Provider
 from partita.providers.cuda import PROVIDER as CUDA
-from partita.providers.generic import parse_libraries
-from partita.providers.options import parse_options
+from partita.providers.options import parse_libraries, parse_options
 from partita.providers.resolve import Resolution, all_names, parse_chain, resolve_one
 
 if TYPE_CHECKING:

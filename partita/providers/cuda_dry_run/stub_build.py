@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from partita.errors import ProviderError
-from partita.files import CACHE_VARIABLE, cache_folder
+from partita.files import CACHE_VARIABLE, cache_folder, temporary_directory
 from partita.providers.cuda_dry_run.devices import DEFAULT_DEVICE, PREFIX, Device, device
 from partita.providers.cuda_dry_run.symbols import (
     COMMON,
@@ -31,7 +31,6 @@ from partita.providers.cuda_dry_run.symbols import (
     Library,
     c_text,
     exports,
-    read_required,
 )
 from partita.remedies import split
 
@@ -82,7 +81,7 @@ def prepare(provider_library: Path, *, cache: Path | None = None) -> Path:
     if folder.is_dir():
         return folder
     label = f"{provider_library} (ONNX Runtime {runtime_version(provider_library)})"
-    symbols_by_soname = exports(read_required(provider_library), label)
+    symbols_by_soname = exports(provider_library, label)
     compiler = _find_compiler()
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -127,7 +126,7 @@ def ensure_child() -> str:
         raise ProviderError(f"this process was not started as a dry run: {BUILD_VARIABLE} is not set")
     for library in LIBRARIES:
         try:
-            loaded = _marker(ctypes.CDLL(library.soname))
+            loaded = _build_of(library.soname)
         except OSError as error:
             folder = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)[0]
             raise ProviderError(
@@ -145,7 +144,7 @@ def ensure_real() -> None:
     """Raise ProviderError if a stub is loaded in this process or would be; for a run on a real GPU, after session
     creation.
     """
-    loaded = [library.soname for library in LIBRARIES if _marker_if_loaded(library.soname)]
+    loaded = [library.soname for library in LIBRARIES if _is_stub_loaded(library.soname)]
     if loaded:
         raise ProviderError(f"{', '.join(loaded)} in this process is a stub of the dry run; unset LD_LIBRARY_PATH")
     if os.environ.get(BUILD_VARIABLE):
@@ -154,46 +153,38 @@ def ensure_real() -> None:
         )
 
 
-def _marker(library: ctypes.CDLL) -> str | None:
-    """Name of the build of a loaded library; None if it is not a stub."""
-    try:
-        function = getattr(library, MARKER)
-    except AttributeError:
+def _build_of(soname: str, mode: int = ctypes.DEFAULT_MODE) -> str | None:
+    """Name of the build of a library; None if it is not a stub. Raises OSError if it cannot be loaded."""
+    function = getattr(ctypes.CDLL(soname, mode=mode), MARKER, None)
+    if function is None:
         return None
     function.restype = ctypes.c_char_p
     return str(function().decode())
 
 
-def _marker_if_loaded(soname: str) -> str | None:
-    """Name of the build of `soname` in this process; None if it is not loaded or not a stub."""
+def _is_stub_loaded(soname: str) -> bool:
+    """Whether `soname` is loaded in this process and a stub."""
     if not hasattr(os, "RTLD_NOLOAD"):  # Windows, for which there are no stubs
-        return None
+        return False
     try:
-        return _marker(ctypes.CDLL(soname, mode=os.RTLD_NOLOAD | os.RTLD_LAZY))
+        return _build_of(soname, os.RTLD_NOLOAD | os.RTLD_LAZY) is not None
     except OSError:
-        return None
+        return False
 
 
 def default_cache() -> Path:
-    """Folder of builds: in the cache folder, or a temporary one. Raises ProviderError if neither is writable."""
-    try:
-        folder = cache_folder(KIND)
-        with contextlib.suppress(OSError):
-            if folder is not None:
-                folder.mkdir(parents=True, exist_ok=True)
-                if os.access(folder, os.W_OK | os.X_OK):
-                    return folder
-        return Path(_of_this_process().name)
-    except OSError as error:
-        raise ProviderError(
-            f"no writable folder for the stub libraries ({error}); set {CACHE_VARIABLE} to a folder"
-        ) from error
+    """Folder of builds: in the cache folder, or a temporary one if it is not writable."""
+    folder = cache_folder(KIND)
+    with contextlib.suppress(OSError):
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            if os.access(folder, os.W_OK | os.X_OK):
+                return folder
+    return Path(_of_this_process().name)
 
 
-@functools.cache
-def _of_this_process() -> tempfile.TemporaryDirectory[str]:
-    """A temporary folder that is removed at the end of the process."""
-    return tempfile.TemporaryDirectory(prefix="partita-", ignore_cleanup_errors=True)
+_of_this_process = functools.cache(temporary_directory)
+"""A temporary folder that is removed at the end of the process."""
 
 
 def _loadable(cache: Path) -> Path:

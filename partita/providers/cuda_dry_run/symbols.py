@@ -7,7 +7,6 @@ group); any other function is an error.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -38,11 +37,6 @@ class Library:
     lazy: bool = False
     """The provider loads it at run time (dlopen), so its functions are not in the provider's ELF tables."""
 
-    @property
-    def stem(self) -> str:
-        """Name without the version, e.g. libcudart."""
-        return self.soname.partition(".so")[0]
-
     def code(self) -> str:
         """C source of the implemented functions."""
         return c_text(self.source) if self.source else ""
@@ -50,16 +44,6 @@ class Library:
     def names(self) -> frozenset[str]:
         """Every function of the stub."""
         return frozenset(DEFINITION.findall(self.code())) | frozenset(self.harmless.split())
-
-
-@dataclass(frozen=True, slots=True)
-class RequiredSymbols:
-    """CUDA libraries and functions that one build of the CUDA provider needs."""
-
-    sonames: tuple[str, ...]
-    """CUDA libraries that it is linked with."""
-    symbols: tuple[tuple[str, str | None, str | None], ...]
-    """Name, version and library of each undefined symbol; version and library may be None."""
 
 
 LIBRARIES: tuple[Library, ...] = (
@@ -150,62 +134,15 @@ def c_text(name: str) -> str:
     return (resources.files(__package__) / "standins" / name).read_text(encoding="utf-8")
 
 
-def read_required(library: Path) -> RequiredSymbols:
-    """CUDA libraries and functions that a shared library needs.
+def exports(provider: Path, build: str) -> dict[str, dict[str, str | None]]:
+    """soname -> symbols that its stub must export for the CUDA provider: name -> version or None.
 
-    Raises InstallationError if pyelftools is missing, ProviderError if the file is not a shared library with a symbol
-    table.
+    `build`: the provider library in messages. Raises InstallationError if pyelftools is missing; ProviderError for a
+    file without symbol tables, a provider of another CUDA version, and an unknown library or function.
     """
-    try:
-        from elftools.common.exceptions import ELFError
-        from elftools.elf.elffile import ELFFile
-    except ImportError as error:
-        raise explain(error) or error from error
-    try:
-        with library.open("rb") as stream:
-            file = ELFFile(stream)
-            needed = tuple(
-                tag.needed
-                for tag in section(file, library, ".dynamic").iter_tags("DT_NEEDED")
-                if OF_CUDA.match(tag.needed)
-            )
-            return RequiredSymbols(needed, tuple(_undefined_symbols(file, library)))
-    except ELFError as error:
-        raise ProviderError(f"{library}: not a shared library ({error}); reinstall onnxruntime-gpu") from error
-
-
-def _undefined_symbols(file: Any, library: Path) -> Iterator[tuple[str, str | None, str | None]]:
-    """Name, version and library of every undefined CUDA symbol."""
-    by_index = {
-        version["vna_other"]: (version.name, origin.name)
-        for origin, versions in section(file, library, ".gnu.version_r").iter_versions()
-        for version in versions
-    }
-    numbers = section(file, library, ".gnu.version")
-    for index, symbol in enumerate(section(file, library, ".dynsym").iter_symbols()):
-        if symbol["st_shndx"] != "SHN_UNDEF" or not symbol.name:
-            continue
-        version, origin = by_index.get(numbers.get_symbol(index)["ndx"], (None, None))
-        if OF_CUDA.match(origin) if origin else NAME_OF_CUDA.match(symbol.name):
-            yield symbol.name, version, origin
-
-
-def section(file: Any, library: Path, name: str) -> Any:
-    """One section of an ELF file. Raises ProviderError if it is missing."""
-    found = file.get_section_by_name(name)
-    if found is None:
-        raise ProviderError(f"{library}: no ELF section {name}; the dry run cannot read its dependencies")
-    return found
-
-
-def exports(wanted: RequiredSymbols, build: str) -> dict[str, dict[str, str | None]]:
-    """soname -> symbols that its stub must export: name -> version or None.
-
-    `build`: the provider library in messages. Raises ProviderError for a provider of another CUDA version, and for an
-    unknown library or function.
-    """
+    sonames, symbols = _required(provider)
     by_soname = {library.soname: library for library in LIBRARIES}
-    unknown_libraries = [soname for soname in wanted.sonames if soname not in by_soname]
+    unknown_libraries = [soname for soname in sonames if soname not in by_soname]
     if unknown_libraries:
         raise ProviderError(
             f"{build} needs {', '.join(unknown_libraries)}, for which the dry run has no stub; it covers CUDA "
@@ -215,16 +152,46 @@ def exports(wanted: RequiredSymbols, build: str) -> dict[str, dict[str, str | No
         library.soname: dict.fromkeys(sorted(library.names())) if library.lazy else {} for library in LIBRARIES
     }
     unknown = []
-    for name, version, origin in wanted.symbols:
-        soname = origin or next((library.soname for library in LIBRARIES if name in library.names()), None)
-        library = by_soname.get(soname or "")
-        if library is None or name not in library.names():
+    for name, version, origin in symbols:
+        soname = origin or next((library.soname for library in LIBRARIES if name in library.names()), "")
+        if soname not in by_soname or name not in by_soname[soname].names():
             unknown.append(name)
         else:
-            result[library.soname][name] = version
+            result[soname][name] = version
     if unknown:
         raise ProviderError(
             f"{build} needs functions that the dry run does not support: {', '.join(sorted(unknown))}; "
             "use an ONNX Runtime that this Partita was tested with, or a newer Partita"
         )
     return result
+
+
+def _required(library: Path) -> tuple[list[str], list[tuple[str, str | None, str | None]]]:
+    """CUDA libraries that a shared library is linked with; name, version and library of its undefined CUDA symbols."""
+    try:
+        from elftools.common.exceptions import ELFError
+        from elftools.elf.elffile import ELFFile
+    except ImportError as error:
+        raise explain(error) or error from error
+    try:
+        with library.open("rb") as stream:
+            file: Any = ELFFile(stream)
+            names = (".dynamic", ".gnu.version_r", ".gnu.version", ".dynsym")
+            dynamic, versions, numbers, symbols = map(file.get_section_by_name, names)
+            if dynamic is None or versions is None or numbers is None or symbols is None:
+                raise ProviderError(f"{library}: an ELF section is missing; the dry run cannot read its dependencies")
+            needed = [tag.needed for tag in dynamic.iter_tags("DT_NEEDED") if OF_CUDA.match(tag.needed)]
+            by_index = {
+                version["vna_other"]: (version.name, origin.name)
+                for origin, listed in versions.iter_versions()
+                for version in listed
+            }
+            found = []
+            for index, symbol in enumerate(symbols.iter_symbols()):
+                if symbol["st_shndx"] == "SHN_UNDEF" and symbol.name:
+                    version, origin = by_index.get(numbers.get_symbol(index)["ndx"], (None, None))
+                    if OF_CUDA.match(origin) if origin else NAME_OF_CUDA.match(symbol.name):
+                        found.append((symbol.name, version, origin))
+            return needed, found
+    except ELFError as error:
+        raise ProviderError(f"{library}: not a shared library ({error}); reinstall onnxruntime-gpu") from error

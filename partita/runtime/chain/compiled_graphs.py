@@ -28,6 +28,7 @@ from partita.observations.records import Record
 from partita.package.folder import sha256_of
 from partita.providers.resolve import Resolution
 from partita.runtime.ort.errors import one_line
+from partita.runtime.ort.native_log import INFO
 from partita.runtime.ort.registry import provider_identity
 from partita.runtime.ort.session import EP_CONTEXT, NativeFailureError, Session, open_native
 from partita.runtime.ort.session_options import Opening
@@ -126,7 +127,7 @@ def _compile(place: Path, key: str, path: Path, active: Sequence[Resolution], op
             "ep.context_file_path": str(unfinished / GRAPH),
             "ep.context_model_external_initializers_file_name": WEIGHTS,
         }
-        quiet = replace(opening, observe=False, explain=True, config={**opening.config, **settings})
+        quiet = replace(opening, observe=False, severity=INFO, config={**opening.config, **settings})
         with closing(open_native(path, active, quiet)) as session:
             seconds = session.load_seconds
             if not (unfinished / GRAPH).is_file():

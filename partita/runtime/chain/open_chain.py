@@ -10,9 +10,11 @@ import os
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from partita.diagnosis.explanation import refused_nodes
 from partita.errors import PartitaError, ProviderError, RefusedNode, UsageError
@@ -21,29 +23,28 @@ from partita.observations.names import CPU
 from partita.observations.records import ChainEntry, remedy_records
 from partita.observations.text_format import plural
 from partita.providers.cuda_dry_run.stub_build import BUILD_VARIABLE, ensure_real
-from partita.providers.resolve import Resolution
+from partita.providers.resolve import Failure, Resolution, explain
 from partita.remedies import Remedy
 from partita.runtime.chain.advice import ALLOW_CPU, export_again_for, rows_of
 from partita.runtime.chain.compiled_graphs import open_compiled
+from partita.runtime.chain.cpu_settings import into_huge_pages, memory_before, set_up
 from partita.runtime.chain.pins import Pin, check_pins, pinned_opening
 from partita.runtime.chain.provider_state import (
     active_of,
     messages_of,
     no_provider_text,
-    only_suspect,
-    opens,
     ort_names,
     register_plugins,
     remedy_for,
+    runs_on_cpu,
     settle,
-    settled_chain,
     to_blame,
-    without_provider,
+    unavailable,
 )
-from partita.runtime.cpu.attention import Attention
-from partita.runtime.cpu.settings import into_huge_pages, memory_before, set_up
+from partita.runtime.cpu import Attention
 from partita.runtime.generate.record import session_facts
-from partita.runtime.ort.errors import STRICT, lacks_kernel, one_line, open_error
+from partita.runtime.ort.errors import STRICT, lacks_kernel, open_error
+from partita.runtime.ort.native_log import WARNING
 from partita.runtime.ort.session import NativeFailureError, Session, open_native
 from partita.runtime.ort.session_options import Opening
 from partita.runtime.place.model_file import ModelFile, nodes_of
@@ -58,19 +59,11 @@ class ChainError(ProviderError):
     path: Path
 
     def __init__(
-        self,
-        message: str,
-        *,
-        path: Path,
-        chain: tuple[Resolution, ...],
-        facts: SessionFacts | None = None,
-        remedy: Remedy | None = None,
-        nodes: tuple[RefusedNode, ...] = (),
+        self, message: str, chain: tuple[Resolution, ...], facts: SessionFacts | None = None, **details: Any
     ) -> None:
-        super().__init__(message, path=path, remedy=remedy, nodes=nodes)
-        self.chain = chain
-        self.facts = facts
-        """Facts of a session with the CPU provider added; None when a provider failed and no session opened."""
+        """`facts`: of a session with the CPU provider added; None when a provider failed and no session opened."""
+        super().__init__(message, **details)
+        self.chain, self.facts = chain, facts
 
 
 def open_session(
@@ -96,53 +89,69 @@ def open_session(
     """
     chain = register_plugins(resolutions)
     _check_order(chain)
-    unpinned = Opening(threads=threads, observe=observe, model=model, weights=weights)
-    opening, marks = pinned_opening(path, unpinned, pins)
-    lacking: tuple[Sequence[Resolution], NativeFailureError] | None = None
-    cause: Exception | None = None
-    while True:
-        active = active_of(chain)
-        if not active and (cause is not None or any(entry.reason == "initialisation_failed" for entry in chain)):
-            raise ChainError(no_provider_text(chain), path=path, chain=chain, remedy=remedy_for(chain)) from cause
-        if not active:
-            raise ProviderError(no_provider_text(chain), remedy=remedy_for(chain))
-        began = time.perf_counter()
-        prepared, cpu = set_up(path, active, opening, attention)
-        before = memory_before(active)
+    opening, marks = pinned_opening(path, Opening(threads=threads, observe=observe, model=model, weights=weights), pins)
+    failed: tuple[Sequence[Resolution], NativeFailureError] | None = None
+    while active := active_of(chain):
         try:
-            strict = replace(prepared, strict=CPU not in ort_names(active))
-            compiled, notes = open_compiled(path, active, strict)
-            session = compiled or _open_quiet(path, active, strict)
+            session = _open(path, active, opening, attention)
         except NativeFailureError as failure:
             if STRICT in str(failure):
                 raise _refusal(path, chain, opening, failure) from failure.error
-            blamed = to_blame(active, failure) or only_suspect(path, active, opening)
-            if blamed is None:  # without its provider, a node that only the provider has lacks a kernel as well
-                providers, first = lacking or (active, failure)
-                raise open_error(path, ort_names(providers), first.error, first.log) from first.error
-            if lacking is None and lacks_kernel(failure.error):
-                lacking = active, failure
-            if pins and opens(path, active, replace(unpinned, observe=False)):
-                raise _pins_rejected(path, blamed, pins, messages_of(failure)[0]) from failure.error
-            chain = without_provider(chain, blamed, messages_of(failure))
-            cause = failure.error
+            if failed is None or not lacks_kernel(failed[1].error):
+                failed = active, failure  # without its provider, a node that only the provider has lacks a kernel, too
+            blamed = to_blame(active, failure)
+            if blamed is None:
+                break
+            reason = explain(blamed.provider, messages_of(failure))
+            if pins and reason.reason == "initialisation_failed" and runs_on_cpu(path, opening):
+                raise _pins_rejected(path, blamed, pins, reason) from failure.error
+            chain = tuple(unavailable(entry, reason) if entry is blamed else entry for entry in chain)
             continue
-        session.cpu, session.later, session.notes = cpu, into_huge_pages(before), notes
-        session.load_seconds = time.perf_counter() - began
-        try:
-            session.resolutions = settle(chain, session)
-            # ONNX Runtime 1.27 does not check nodes in If, Loop and Scan subgraphs itself; 1.31 does.
-            fallbacks = [node for node in session.assigned() if node.provider == CPU]
-            if fallbacks and CPU not in ort_names(active_of(session.resolutions)):
-                raise not_all_on(path, session.resolutions, opened_facts(path, session, session.resolutions))
+        with ExitStack() as opened:
+            opened.callback(session.close)
+            _settle(session, path, chain)
             _check_providers_of(pins, session.resolutions)
             session.pins = check_pins(session, marks)
-            if not os.environ.get(BUILD_VARIABLE):
-                ensure_real()  # LD_LIBRARY_PATH may still point to the stub libraries of a dry run
-        except BaseException:
-            session.close()
-            raise
+            opened.pop_all()
         return session
+    unknown = all(entry.reason in (None, "initialisation_failed") for entry in chain)
+    if failed is not None and (active or (unknown and not runs_on_cpu(path, opening))):
+        providers, first = failed
+        raise open_error(path, ort_names(providers), first.error, first.log) from first.error
+    raise _no_provider(path, chain)
+
+
+def _open(path: Path, active: Sequence[Resolution], opening: Opening, attention: Attention | None) -> Session:
+    """A session on these providers, with the settings of the CPU provider."""
+    began = time.perf_counter()
+    prepared, cpu = set_up(path, active, opening, attention)
+    before = memory_before(active)
+    strict = replace(prepared, strict=CPU not in ort_names(active))
+    compiled, notes = open_compiled(path, active, strict)
+    session = compiled or _open_quiet(path, active, strict)
+    session.cpu, session.later, session.notes = cpu, into_huge_pages(before), notes
+    session.load_seconds = time.perf_counter() - began
+    return session
+
+
+def _no_provider(path: Path, chain: tuple[Resolution, ...]) -> ProviderError:
+    """The error for a chain without an active provider; experiments may explain a provider that fails on this model."""
+    if any(entry.reason == "initialisation_failed" for entry in chain):
+        return ChainError(no_provider_text(chain), path=path, chain=chain, remedy=remedy_for(chain))
+    return ProviderError(no_provider_text(chain), remedy=remedy_for(chain))
+
+
+def _settle(session: Session, path: Path, chain: Sequence[Resolution]) -> None:
+    """Set the state of each provider. Raises ProviderError when none is active, or a node is on none of them."""
+    session.resolutions = settle(chain, session)
+    if not active_of(session.resolutions):
+        raise _no_provider(path, session.resolutions)
+    # ONNX Runtime 1.27 does not check nodes in If, Loop and Scan subgraphs itself; 1.31 does.
+    fallbacks = [node for node in session.assigned() if node.provider == CPU]
+    if fallbacks and CPU not in ort_names(active_of(session.resolutions)):
+        raise not_all_on(path, session.resolutions, opened_facts(path, session, session.resolutions))
+    if not os.environ.get(BUILD_VARIABLE):
+        ensure_real()  # LD_LIBRARY_PATH may still point to the stub libraries of a dry run
 
 
 def _check_providers_of(pins: Sequence[Pin], chain: Sequence[Resolution]) -> None:
@@ -178,24 +187,21 @@ def _open_quiet(path: Path, active: Sequence[Resolution], opening: Opening) -> S
     listing = open_native(path, active, opening)
     log = listing.log
     listing.close()
-    session = open_native(path, active, replace(opening, quiet=True))
+    session = open_native(path, active, replace(opening, severity=WARNING))
     session.log = log
     return session
 
 
-def _pins_rejected(path: Path, blamed: Resolution, pins: Sequence[Pin], message: str) -> ProviderError:
-    """The error for a provider that opens the model only without pins.
+def _pins_rejected(path: Path, blamed: Resolution, pins: Sequence[Pin], reason: Failure) -> ProviderError:
+    """The error for a provider that does not open the model with pins.
 
     ONNX Runtime removes pinned nodes from the graph before it looks for subgraphs of compiling providers and plugins.
     Some fail on the gaps: QNN and OpenVINO as plugins (1.27, CreateSupportedPartitionNodeGroups in
     onnxruntime/core/providers/partitioning_utils.cc).
     """
-    others = [pin.text for pin in pins if pin.provider.name != blamed.provider.name] or [pin.text for pin in pins]
-    both = " and ".join(f"`pins={text}`" for text in others)
+    listed = " and ".join(f"`pins={pin.text}`" for pin in pins)
     return ProviderError(
-        f"{path}: {blamed.provider.name} opens this model without {both} "
-        f"and fails with {'it' if len(others) == 1 else 'them'}: {one_line(message)}",
-        remedy=WITHOUT_PINS,
+        f"{path}: {blamed.provider.name} does not open this model with {listed}: {reason.evidence}", remedy=WITHOUT_PINS
     )
 
 
@@ -238,7 +244,7 @@ def _refusal(path: Path, chain: Sequence[Resolution], opening: Opening, failure:
     except NativeFailureError:
         return open_error(path, ort_names(active), failure.error, failure.log)
     try:
-        settled = settled_chain(chain, session)
+        settled = settle(chain, session)
         # Some providers name the nodes only when the CPU provider is not allowed, so that log is used, too.
         session.log = tuple(dict.fromkeys((*session.log, *failure.log)))
         facts = opened_facts(path, session, settled)

@@ -18,8 +18,16 @@ from typing import Any
 from partita.machine import Device
 from partita.observations.text_format import listing
 from partita.providers.base import Provider
-from partita.providers.resolve import Resolution, installed_version, known_providers, resolve_one
-from partita.providers.start import Failure, explain, failure, no_device
+from partita.providers.resolve import (
+    Failure,
+    Resolution,
+    explain,
+    failure,
+    installed_version,
+    known_providers,
+    no_device,
+    resolve_one,
+)
 from partita.runtime.ort.errors import STRICT, one_line
 from partita.runtime.ort.native_log import HEAD
 from partita.runtime.worker.child import Channel, serve
@@ -106,15 +114,14 @@ def examine(
     resolutions: Sequence[Resolution | None],
     *,
     timeout_seconds: float = TIMEOUT_SECONDS,
-    slots: int | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> list[WorkerResult]:
-    """Run each provider in a worker process, at most `slots` at a time (None: one per core); results in that order.
+    """Run each provider in a worker process, one per core at a time; results in that order.
 
     None instead of a provider: only list the build and its providers. A worker without a result after
     `timeout_seconds` is killed.
     """
-    slots = slots or os.cpu_count() or 1
+    slots = os.cpu_count() or 1
     outcomes: list[WorkerResult] = []
     for start in range(0, len(resolutions), slots):
         with ExitStack() as stack:
@@ -264,7 +271,7 @@ def run_examination(reached: Callable[[str], object], resolution: Resolution | N
             else:
                 _probe(resolution, found, reached)
         finally:  # a provider that does not start is listed, too
-            found["devices"] = registry.ep_devices(check=True)
+            found["devices"] = registry.ep_devices()
             found["hardware"] = [kind for kind, _, _ in registry.hardware()]
     except BaseException as error:  # noqa: BLE001 - the parent reads every exception as a result
         found["error"] = {"type": type(error).__name__, "text": str(error)}
@@ -278,25 +285,19 @@ def _probe(resolution: Resolution, found: dict[str, Any], reached: Callable[[str
     from partita.runtime.ort import registry
 
     provider, library = resolution.provider, resolution.library
-    name = provider.ort_name
     reached("load")
     if provider.preload:
         registry.preload_libraries()
     if library:
-        offered = registry.register_library(name, library)
+        offered = registry.register_library(provider.ort_name, library)
         found["offered"], found["loaded"] = list(offered), True
         if not offered:
             return
-        name = name if name in offered else offered[0]
-    found["ort_name"] = name
+        if provider.ort_name not in offered:
+            provider = replace(provider, ort_name=offered[0])
+    found["ort_name"] = provider.ort_name
     reached("run")
-    outputs, found["options"] = registry.run_alone(
-        PROBE_MODEL,
-        name,
-        resolution.provider_options,
-        prefix="" if library else provider.option_prefix,
-        plugin=library is not None,
-        feed={"x": np.array(FEED, np.float32)},
-    )
+    feed = {"x": np.array(FEED, np.float32)}
+    outputs, found["options"] = registry.run_alone(PROBE_MODEL, replace(resolution, provider=provider), feed)
     found["output"] = np.asarray(outputs[0], np.float32).tolist()
     found["correct"] = bool(np.allclose(outputs[0], np.array(ANSWER, np.float32), rtol=0, atol=TOLERANCE))

@@ -6,20 +6,28 @@ ONNX Runtime may skip a provider that it cannot start, drop one for a model, or 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from partita.errors import ProviderError
 from partita.observations.names import CPU
 from partita.observations.native_text import cut
-from partita.providers.resolve import Resolution, known_providers
-from partita.providers.start import DROPPED, LONGEST, REMEDIES, WHATEVER_ELSE, Failure, explain, failure, no_device
+from partita.providers.resolve import (
+    DROPPED,
+    LONGEST,
+    REMEDIES,
+    WHATEVER_ELSE,
+    Failure,
+    Resolution,
+    explain,
+    known_providers,
+    no_device,
+)
 from partita.remedies import Remedy, any_of
-from partita.runtime.chain.provider_check import PROBE_MODEL
-from partita.runtime.chain.wheels import duplicate_remedy, duplicate_runtime, runtime_wheels
+from partita.runtime.machine import duplicate_remedy, duplicate_runtime, runtime_wheels
 from partita.runtime.ort.buffers import NATIVE_ERRORS
-from partita.runtime.ort.errors import STRICT, blames_provider, one_line
+from partita.runtime.ort.errors import STRICT, one_line
 from partita.runtime.ort.native_log import captured_output, complaints, headless
 from partita.runtime.ort.registry import register_library
 from partita.runtime.ort.session import NativeFailureError, Session, open_native
@@ -33,8 +41,6 @@ OTHER_OPSET = Remedy("convert the model to another opset, or use another version
 CRASHED = Remedy(
     "use another provider, or check whether this provider starts without the others", ("partita", "providers")
 )
-START_MODEL = Path("start.onnx")
-"""The name of `PROBE_MODEL` in messages; there is no such file."""
 
 
 def active_of(chain: Sequence[Resolution]) -> tuple[Resolution, ...]:
@@ -65,14 +71,6 @@ def unavailable(resolution: Resolution, failure: Failure) -> Resolution:
     if failure.remedy.options[1:] and failure.remedy.options[1] in values:
         remedy = failure.remedy.alternative or REMEDIES.get(failure.reason, WHATEVER_ELSE)
     return replace(resolution, status="unavailable", reason=failure.reason, evidence=failure.evidence, remedy=remedy)
-
-
-def without_provider(
-    chain: Sequence[Resolution], blamed: Resolution, messages: Sequence[str]
-) -> tuple[Resolution, ...]:
-    """The chain with the provider `blamed` unavailable, for the reason in ONNX Runtime's `messages`."""
-    failure = by_experiment(blamed, explain(blamed.provider, messages))
-    return tuple(unavailable(entry, failure) if entry is blamed else entry for entry in chain)
 
 
 def without_crashed(chain: Sequence[Resolution], crashed: Mapping[str, str]) -> tuple[Resolution, ...]:
@@ -142,104 +140,44 @@ def messages_of(failure: NativeFailureError) -> list[str]:
 
 
 def to_blame(active: Sequence[Resolution], failure: NativeFailureError) -> Resolution | None:
-    """The provider that prevents the session from opening; None if the model is the cause.
+    """The provider to leave out next: the first that a message names, else the first; None without one but CPU.
 
-    A provider named or quoted in the message is to blame. Otherwise it is the first provider that does not start with a
-    model of one node; if all start, the first provider that is not CPU.
+    If the session does not open without it either, the model is the cause.
     """
     others = [resolution for resolution in active if resolution.provider.ort_name != CPU]
-    if not others or not blames_provider(failure.error):
-        return None
     lines = messages_of(failure)
     for resolution in others:
-        own = [pattern.pattern for pattern in resolution.provider.start_patterns]
-        if any(resolution.provider.ort_name in line or any(re.search(text, line) for text in own) for line in lines):
+        provider = resolution.provider
+        patterns = [pattern.pattern for pattern in provider.start_patterns]
+        if any(provider.name in line.lower() or any(re.search(each, line) for each in patterns) for line in lines):
             return resolution
-    if len(others) == 1:
-        return others[0]
-    return next((resolution for resolution in others if not starts(resolution)), others[0])
+    return next(iter(others), None)
 
 
-def only_suspect(path: Path, active: Sequence[Resolution], opening: Opening) -> Resolution | None:
-    """The single provider other than CPU, if ONNX Runtime opens the model without it; None otherwise.
-
-    An exception in a kernel's constructor looks like that of an invalid model.
-    """
-    others = [resolution for resolution in active if resolution.provider.ort_name != CPU]
-    if len(others) != 1:
-        return None
-    alone = Resolution(known_providers()["cpu"], "active")
-    return others[0] if opens(path, [alone], replace(opening, observe=False, strict=False, config={})) else None
-
-
-def opens(path: Path, active: Sequence[Resolution], opening: Opening) -> bool:
-    """Whether ONNX Runtime opens the model with these providers."""
+def runs_on_cpu(path: Path, opening: Opening) -> bool:
+    """Whether ONNX Runtime opens the model on the CPU provider alone."""
+    cpu = Resolution(known_providers()["cpu"], "active")
     try:
-        open_native(path, active, opening).close()
+        open_native(path, [cpu], replace(opening, observe=False, strict=False, config={})).close()
     except NativeFailureError:
         return False
     return True
-
-
-def starts(resolution: Resolution) -> bool:
-    """Whether ONNX Runtime opens a model of one node on the provider."""
-    cpu = known_providers()["cpu"]
-    behind = [] if resolution.provider.ort_name == cpu.ort_name else [Resolution(cpu, "active")]
-    try:
-        session = open_native(START_MODEL, [resolution, *behind], Opening(model=PROBE_MODEL))
-    except NativeFailureError:
-        return False
-    try:
-        return resolution.provider.ort_name in session.registered
-    finally:
-        session.close()
-
-
-def by_experiment(resolution: Resolution, found: Failure) -> Failure:
-    """The failure, as `option_rejected` if the provider starts without one of its options, or without all of them.
-
-    Only a failure of unknown cause is tested. Messages about options differ by provider, and some name no option.
-    """
-    options = resolution.options
-    if found.reason != "initialisation_failed" or not options or starts(resolution):
-        return found
-
-    def starts_without(names: Collection[str]) -> bool:
-        return starts(replace(resolution, options={name: v for name, v in options.items() if name not in names}))
-
-    rejected = next(([name] for name in options if starts_without([name])), [])
-    if not rejected and len(options) > 1 and starts_without(options):
-        rejected = list(options)
-    if not rejected:
-        return found
-    named = " and ".join(f"{name}={options[name]}" for name in rejected)
-    them = "it" if len(rejected) == 1 else "them"
-    evidence = f"it does not start together with {named}, but does without {them}: {found.evidence}"
-    return failure(resolution.provider, "option_rejected", evidence)
 
 
 # --- when a session is open -------------------------------------------------------------------------------------------
 
 
 def settle(chain: Sequence[Resolution], session: Session) -> tuple[Resolution, ...]:
-    """The chain after the session was opened: a provider that ONNX Runtime left out is unavailable, with a reason.
+    """The state of every provider of the chain in an open session; one that ONNX Runtime left out is unavailable.
 
-    Raises ProviderError if no provider is left, or ONNX Runtime registered one outside the chain. The CPU provider is
-    always registered; outside the chain it has no nodes.
+    Raises ProviderError if ONNX Runtime registered a provider outside the chain. The CPU provider is always registered;
+    outside the chain it has no nodes.
     """
-    settled = settled_chain(chain, session)
-    if not active_of(settled):
-        raise ProviderError(no_provider_text(settled), remedy=remedy_for(settled))
     strangers = [name for name in session.registered if name not in (*ort_names(chain), CPU)]
     if strangers:
         raise ProviderError(
             f"ONNX Runtime registered {', '.join(strangers)}, which the provider chain does not include"
         )
-    return settled
-
-
-def settled_chain(chain: Sequence[Resolution], session: Session) -> tuple[Resolution, ...]:
-    """The state of every provider of the chain in an open session."""
     return tuple(settle_one(resolution, session, chain) for resolution in chain)
 
 
@@ -253,7 +191,7 @@ def settle_one(resolution: Resolution, session: Session, chain: Sequence[Resolut
         named = [(line, set(LIBRARY.findall(line))) for line in log]
         own = tuple(line for line, found in named if provider.name in found or not others & found)
         lines = [line for line in complaints(own) if STRICT not in line]
-        return unavailable(resolution, by_experiment(resolution, explain(provider, lines)))
+        return unavailable(resolution, explain(provider, lines))
     for line in log:
         dropped = re.search(DROPPED.pattern, line)
         if dropped and dropped["provider"] == provider.ort_name:

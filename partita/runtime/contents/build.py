@@ -42,9 +42,7 @@ from partita.package.folder import (
     linked_sha256,
     not_exported,
     path_inside,
-    refuse_absent,
     sha256_of,
-    unreadable,
 )
 from partita.remedies import FROM_CHECKPOINT
 from partita.runtime.contents.modules import (
@@ -55,7 +53,7 @@ from partita.runtime.contents.modules import (
     module_precisions,
     weights_in,
 )
-from partita.runtime.place.model_file import all_nodes, check_external_data, data_files, read_light
+from partita.runtime.place.model_file import all_nodes, check_external_data, data_files, parse_model
 from partita.runtime.place.onnx_model import read_port
 from partita.untrusted_files import read_json_value
 
@@ -281,14 +279,11 @@ def read_graph(folder: Path, name: str, contract: Contract | None, data_folder: 
     home = (data_folder or path.parent).relative_to(folder).as_posix()
     if not path.is_file():
         raise PackageError(f"{path}: missing from the package", remedy=FROM_CHECKPOINT)
-    refuse_absent(path)
+    proto = parse_model(path)
     try:
-        proto = read_light(path)
         tensors = tuple(initializers(proto.graph, name, home))
         facts = _graph_facts(path, name, home, proto, contract)
         weights = weights_in(proto, tensors)
-    except PermissionError as error:
-        raise unreadable(path) from error
     except (TypeError, ValueError, OSError) as error:
         raise PackageError(f"{path}: not a readable ONNX file ({error})", remedy=FROM_CHECKPOINT) from error
     data_error = None

@@ -13,7 +13,7 @@ import numpy as np
 from partita.package.contract import Dimension
 from partita.package.folder import Manifest
 from partita.providers.resolve import Resolution
-from partita.runtime.cpu.settings import will_repeat
+from partita.runtime.chain.cpu_settings import will_repeat
 from partita.runtime.generate.bound_graph import SMALL_STEP_TOKENS, BoundGraph, LoadedGraph
 from partita.runtime.generate.cache import Cache, Span
 from partita.runtime.generate.choice.device_choice import DeviceChoice

@@ -27,6 +27,7 @@ from partita.runtime.generate.cache import Cache, moves
 from partita.runtime.generate.feeds import BoundInput, cursor_writer, port_by_role
 from partita.runtime.ort.binding import Binding
 from partita.runtime.ort.buffers import CUDA_MEMORY, HOST_MEMORY, Buffer
+from partita.runtime.ort.native_log import INFO
 from partita.runtime.ort.session import NativeFailureError, Session, open_native
 from partita.runtime.ort.session_options import Opening
 from partita.runtime.verify.comparison import difference, scale_of
@@ -127,7 +128,7 @@ def _not_captured_error(
     active = active_of([entry.uncaptured() for entry in chain])
     capturing = tuple(entry for entry in active if entry.provider.ort_name == recorder.provider.ort_name)
     try:
-        session = open_native(path, active, Opening(explain=True))
+        session = open_native(path, active, Opening(severity=INFO))
     except NativeFailureError:
         return error or _not_there(recorder)
     try:

@@ -16,7 +16,7 @@ from partita.package.contract import PhaseName
 from partita.providers.resolve import Resolution
 from partita.runtime.generate.choice.sampling import TokenLogprobs
 from partita.runtime.generate.request import Finish, Row
-from partita.runtime.ort.evidence import parse_profile
+from partita.runtime.ort.native_log import parse_profile
 from partita.runtime.ort.session import Session
 
 OBSERVED_RUNS = {"prefill": 1, "decode": 4}

@@ -24,9 +24,9 @@ from partita.runtime.generate.request import Finish
 from partita.runtime.generate.runner import Runner
 from partita.runtime.ort.buffers import HOST_MEMORY
 from partita.runtime.ort.errors import one_line
-from partita.runtime.ort.evidence import unread_profile
+from partita.runtime.ort.native_log import unread_profile
 from partita.runtime.ort.session import NativeFailureError, Session, open_native
-from partita.runtime.place.model_file import all_nodes, graph_node, subgraphs_of, tensors_read, with_forms
+from partita.runtime.place.model_file import all_nodes, graph_node, graph_nodes, subgraphs_of, tensors_read
 
 if TYPE_CHECKING:
     import onnx
@@ -244,14 +244,13 @@ def _read_nodes(path: Path) -> tuple[GraphNode, ...]:
         graph = onnx.load(path, load_external_data=False).graph
     except DecodeError as error:
         raise ValueError(f"the optimised graph is not a valid ONNX file ({error})") from error
-    nodes = (
+    return tuple(
         replace(
-            with_captured(graph_node(node), node),
+            with_captured(known, node),
             subgraph_nodes=tuple(graph_node(inner) for body in subgraphs_of(node) for inner in all_nodes(body)),
         )
-        for node in graph.node
+        for known, node in zip(graph_nodes(graph), graph.node, strict=True)
     )
-    return with_forms(graph, nodes)
 
 
 def with_captured(known: GraphNode, node: onnx.NodeProto) -> GraphNode:

@@ -20,7 +20,7 @@ from partita.runtime.chain.open_chain import open_session
 from partita.runtime.chain.pins import Pin
 from partita.runtime.chain.provider_state import without_crashed
 from partita.runtime.chain.rehearsal import rehearse
-from partita.runtime.cpu.attention import attention_path
+from partita.runtime.cpu import attention_path
 from partita.runtime.generate.bound_graph import LoadedGraph
 from partita.runtime.generate.cache import moves
 from partita.runtime.generate.executor import Runner

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -130,14 +130,15 @@ def _place() -> Path:
 
 def _measure(model: bytes, resolution: Resolution, one_node: bool) -> Placement:
     """Open the model, find the node, and run it if requested."""
+    from partita.runtime.ort.native_log import INFO, VERBOSE
     from partita.runtime.ort.session import NativeFailureError, open_native
     from partita.runtime.ort.session_options import Opening
 
-    verbose = one_node and bool(resolution.provider.why_patterns)
+    severity = VERBOSE if one_node and resolution.provider.why_patterns else INFO
     threads = 1 if one_node else None
     try:
         opening = Opening(
-            threads=threads, explain=True, optimise=not one_node, verbose=verbose, model=model, scratch=_place().parent
+            threads=threads, severity=severity, optimise=not one_node, model=model, scratch=_place().parent
         )
         session = open_native(_place(), [resolution], opening)
     except NativeFailureError as failure:
@@ -302,9 +303,23 @@ def _run(session: Session, found: Placement, model: bytes) -> Placement:
         return found if ran else Placement("placed")
     if sizes is None or not floats:
         return found
-    if run_failure := session.failure_of_run(RUN):
+    feeds = _ones(session, sizes)
+    if feeds is None:
+        return found
+    if run_failure := session.run_once(feeds)[1]:
         return Placement("failed", f"it is assigned the node, but the run fails: {one_line(run_failure)}")
-    return found
+    return replace(found, seconds=session.seconds_of_run(feeds)) if session.metadata(TIMED) else found
+
+
+def _ones(session: Session, sizes: Mapping[str, Sequence[int]]) -> dict[str, Any] | None:
+    """Ones for float inputs and zeros for others, by input; None if numpy lacks a type."""
+    feeds = {}
+    for port in session.inputs:
+        kind = dtypes.find(port.type.removeprefix("tensor(").removesuffix(")"))
+        if kind is None or kind.name not in np.sctypeDict:
+            return None
+        feeds[port.name] = np.full(sizes.get(port.name, (1,)), "float" in kind.name, kind.name)
+    return feeds
 
 
 def _run_on_cpu(model: bytes, sizes: Mapping[str, Sequence[int]]) -> tuple[bool, str]:
@@ -317,12 +332,9 @@ def _run_on_cpu(model: bytes, sizes: Mapping[str, Sequence[int]]) -> tuple[bool,
     except NativeFailureError as failure:
         return False, "" if lacks_kernel(failure.error) else str(failure)
     try:
-        feeds = {}
-        for port in session.inputs:
-            kind = dtypes.find(port.type.removeprefix("tensor(").removesuffix(")"))
-            if kind is None or kind.name not in np.sctypeDict:
-                return False, ""
-            feeds[port.name] = np.full(sizes.get(port.name, (1,)), "float" in kind.name, kind.name)
+        feeds = _ones(session, sizes)
+        if feeds is None:
+            return False, ""
         message = session.run_once(feeds)[1]
         return not message, message
     finally:

@@ -52,27 +52,31 @@ OTHER_VERSION = Remedy(
     "it uses another version of that operator: run it with the ONNX Runtime it was exported for, or export "
     "it without that attribute or input"
 )
-NEWER_SET = re.compile(
-    r"Opset (?P<set>\d+) is under development.*support for domain (?P<domain>\S+) is till opset (?P<last>\d+)"
-)
-NO_OPERATOR = re.compile(r"(?P<domain>[\w.]*):(?P<operator>\w+)\(-?\d+\) is not a registered function/op")
 NEWER_RUNTIME = Remedy("run it with a newer ONNX Runtime, or export it for an older operator set")
-OTHER_RUNTIME = Remedy("run it with the ONNX Runtime it was exported for, or export it without that operator")
-CUSTOM_OPERATOR = Remedy("export it without that operator: Partita does not load libraries of custom operators")
-OWN_DOMAIN = re.compile(r"|ai\.onnx(\.ml|\.training|\.preview.*)?|com\.(microsoft|ms)\b.*|org\.pytorch\.aten")
-"""Operator domains that some ONNX Runtime builds include."""
-EXTENSIONS = "ai.onnx.contrib"
-"""Domain of onnxruntime-extensions."""
-NEWER_IR = re.compile(r"Unsupported model IR version: (?P<version>\d+), max supported IR version: (?P<last>\d+)")
-LOWER_IR = Remedy("use a newer ONNX Runtime, or set ir_version in the file to {last}; nothing else needs to change")
-ESCAPES = re.compile(r"escapes (the )?model directory", re.IGNORECASE)
-WITHOUT_LINKS = Remedy(
-    (
-        "this version of ONNX Runtime does not follow links out of the folder: use a newer version, or a copy "
-        "of the folder without links"
-    ),
-    ("cp", "-rL", "{folder}", "COPY"),
+OTHER_RUNTIME = Remedy(
+    "run it with the ONNX Runtime it was exported for, or export it without that operator: Partita loads no libraries "
+    "of custom operators"
 )
+LOWER_IR = Remedy("use a newer ONNX Runtime, or set ir_version in the file to {last}; nothing else needs to change")
+TOO_NEW: tuple[tuple[re.Pattern[str], str, Remedy], ...] = (
+    (
+        re.compile(r"Opset (\d+) is under development.*support for domain (\S+) is till opset (?P<last>\d+)"),
+        "it uses operator set {0} of {1}, but this ONNX Runtime supports up to {2}",
+        NEWER_RUNTIME,
+    ),
+    (
+        re.compile(r"([\w.]*):(\w+)\(-?\d+\) is not a registered function/op"),
+        "this ONNX Runtime lacks the operator {0}.{1}, which the graph needs",
+        OTHER_RUNTIME,
+    ),
+    (
+        re.compile(r"Unsupported model IR version: (\d+), max supported IR version: (?P<last>\d+)"),
+        "its IR version is {0}, but this ONNX Runtime supports versions up to {1}",
+        LOWER_IR,
+    ),
+)
+"""A message about a model for another ONNX Runtime, its problem with the groups of the message, and the remedy."""
+ESCAPES = re.compile(r"escapes (the )?model directory", re.IGNORECASE)
 NEW_FILE = Remedy("check it with onnx.checker, or export it again")
 SMALLER = Remedy(
     "free memory, or export a smaller model", ("partita", "export", "CHECKPOINT", "OUT", "--precision", "fp16")
@@ -124,21 +128,9 @@ def open_error(path: Path, chain: Sequence[str], error: Exception, log: tuple[st
         found = NAMED_NODE.search(text) or UNPLACED.search(text)
         node, op_type = (found["node"], found["op"]) if found else ("", "")
         return NoKernelError(f"{names} cannot run it: {text}{extra}", path, node, op_type)
-    if found := NEWER_SET.search(text):
-        message = f"it uses operator set {found['set']} of {found['domain']}, but this ONNX Runtime supports up to"
-        return PackageError(f"{message} {found['last']}", path=path, remedy=NEWER_RUNTIME)
-    if found := NO_OPERATOR.search(text):
-        operator = ".".join(filter(None, (found["domain"], found["operator"])))
-        message = f"this ONNX Runtime lacks the operator {operator}, which the graph needs"
-        message += "; it belongs to onnxruntime-extensions" if found["domain"] == EXTENSIONS else ""
-        own = OWN_DOMAIN.fullmatch(found["domain"])
-        return PackageError(message, path=path, remedy=OTHER_RUNTIME if own else CUSTOM_OPERATOR)
-    if found := NEWER_IR.search(text):
-        message = f"its IR version is {found['version']}, but this ONNX Runtime supports versions up to {found['last']}"
-        return PackageError(message, path=path, remedy=LOWER_IR.filled(last=found["last"]))
-    if ESCAPES.search(text):
-        message = f"ONNX Runtime cannot load it: {text}{extra}"
-        return PackageError(message, path=path, remedy=WITHOUT_LINKS.filled(folder=path.parent))
+    for pattern, problem, remedy in TOO_NEW:
+        if found := pattern.search(text):
+            return PackageError(problem.format(*found.groups()), path=path, remedy=remedy.filled(**found.groupdict()))
     if kind in DAMAGED or (kind not in PROVIDER_TROUBLE and FILE_TROUBLE.search(text)):
         remedy = (
             OTHER_VERSION if OTHER_SCHEMA.search(text) else export_again_remedy(path.parent) if packaged else NEW_FILE
@@ -146,14 +138,6 @@ def open_error(path: Path, chain: Sequence[str], error: Exception, log: tuple[st
         return PackageError(f"ONNX Runtime cannot load it: {text}{extra}", path=path, remedy=remedy)
     on_cpu = ON_CPU if list(chain) != ["CPUExecutionProvider"] else None
     return NotOpenedError(f"{names} failed to open it: {text}{extra}", path=path, remedy=on_cpu)
-
-
-def blames_provider(error: Exception) -> bool:
-    """Whether a provider may be the cause of a session that could not be opened, not the model or memory."""
-    kind, text = type(error).__name__, one_line(str(error))
-    if MEMORY.search(text) or kind in DAMAGED or kind == NO_KERNEL:
-        return False
-    return kind in PROVIDER_TROUBLE or not FILE_TROUBLE.search(text)
 
 
 def run_error(file: str, error: Exception) -> PartitaError:

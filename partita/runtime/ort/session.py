@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import math
 import os
 import time
 import traceback
@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnxruntime as ort
 
 from partita import process
@@ -32,8 +31,7 @@ from partita.runtime.ort.buffers import (
     keeper_model,
 )
 from partita.runtime.ort.errors import ESCAPES
-from partita.runtime.ort.evidence import parse_plan
-from partita.runtime.ort.native_log import FATAL, WARNING, CapturedLog, RunLog, captured_output
+from partita.runtime.ort.native_log import FATAL, WARNING, CapturedLog, RunLog, captured_output, parse_plan
 from partita.runtime.ort.registry import preload_libraries
 from partita.runtime.ort.session_options import STRICT_KEY, Opening, chosen_providers, log_level, session_options
 from partita.runtime.place.model_file import all_tensors
@@ -121,18 +119,13 @@ class Session:
         """Outputs, in the order of the file."""
         return tuple(PortInfo(port.name, port.type, tuple(port.shape or ())) for port in self._native.get_outputs())
 
-    def failure_of_run(self, key: str) -> str:
-        """ONNX Runtime's error message of a run on ones; empty if it succeeds, or without `key`.
-
-        `key`: metadata key with the sizes of float inputs by name, in JSON.
-        """
-        return self.run_once(self._ones(key))[1] if self.metadata(key) else ""
-
-    def _ones(self, key: str) -> dict[str, Any]:
-        """Ones for each input; see `failure_of_run`."""
-        sizes = json.loads(self.metadata(key))
-        kinds = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(double)": "float64"}
-        return {port.name: np.ones(sizes.get(port.name, port.shape), kinds[port.type]) for port in self.inputs}
+    def seconds_of_run(self, feeds: Mapping[str, Any]) -> float:
+        """Seconds of the fastest run within `TIMED_SECONDS`. Raises ONNX Runtime's exceptions."""
+        fastest, end = math.inf, time.perf_counter() + TIMED_SECONDS
+        while (began := time.perf_counter()) < end:
+            self._native.run(None, feeds)
+            fastest = min(fastest, time.perf_counter() - began)
+        return fastest
 
     def metadata(self, key: str) -> str:
         """A value of the model's metadata; empty without one."""
@@ -240,7 +233,7 @@ class Session:
 
     def listening(self, phase: str) -> AbstractContextManager[None]:
         """Capture the log of a profiled run; see `RunLog`."""
-        return self.run_log.of(phase) if self.profiling and not self.opening.quiet else nullcontext()
+        return self.run_log.of(phase) if self.profiling and self.opening.severity is None else nullcontext()
 
     def next_recording(self) -> int:
         """A new number for a captured graph."""
@@ -293,18 +286,13 @@ def _memories(ports: Sequence[Any], infos: Sequence[Any]) -> dict[str, PortMemor
     return {str(port.name): PortMemory(str(info.name), int(info.device_id)) for port, info in pairs}
 
 
+@hold_signals()  # a signal cannot stop native code, and the session must be closable afterwards
 def open_native(path: Path, active: Sequence[Resolution], opening: Opening) -> Session:
     """Open `path` on the providers of `active`, in their order. Raises NativeFailureError for ONNX Runtime's
     exceptions.
 
     ONNX Runtime always registers the CPU provider, last. The Python package's retries on the CPU provider are disabled.
     """
-    with hold_signals():  # a signal cannot stop native code, and the session must be closable afterwards
-        return _open_with_signals_held(path, active, opening)
-
-
-def _open_with_signals_held(path: Path, active: Sequence[Resolution], opening: Opening) -> Session:
-    """Open the session while signals are held."""
     if opening.observe:
         profiles_folder()  # an unusable one is an error before the run
     temporary = temporary_directory() if opening.scratch is None else None
@@ -334,7 +322,7 @@ def _open_with_signals_held(path: Path, active: Sequence[Resolution], opening: O
     except NATIVE_ERRORS as error:
         cleanup()
         if ESCAPES.search(str(error)) and opening.weights is None:
-            return _open_with_signals_held(path, active, _without_links(path, opening))
+            return open_native(path, active, _without_links(path, opening))
         raise NativeFailureError(error, captured.lines) from error
     except BaseException:
         cleanup()

@@ -12,7 +12,7 @@ import onnxruntime as ort
 from partita import process
 from partita.observations.names import CPU
 from partita.providers.resolve import Resolution
-from partita.runtime.ort.native_log import FATAL, INFO, VERBOSE, WARNING
+from partita.runtime.ort.native_log import FATAL, INFO, WARNING
 
 STRICT_KEY = "session.disable_cpu_ep_fallback"
 WEIGHTS_FILE = "weights.data"
@@ -28,12 +28,8 @@ class Opening:
     """Intra-op threads; None: ONNX Runtime's default."""
     observe: bool = False
     """Profile the first runs and keep the log at INFO."""
-    quiet: bool = False
-    """With `observe`: log at WARNING instead of INFO."""
-    explain: bool = False
-    """Log at INFO without profiling."""
-    verbose: bool = False
-    """Log at VERBOSE."""
+    severity: int | None = None
+    """Minimum severity to log; None: INFO with `observe`, else WARNING."""
     optimise: bool = True
     """Let ONNX Runtime fold and fuse nodes; disabled in experiments on one node."""
     strict: bool = False
@@ -56,25 +52,9 @@ def log_level(opening: Opening) -> int:
     """Minimum severity to log; nothing if the log would go to the stderr of a user's program."""
     if not process.own_process:
         return FATAL
-    if opening.verbose:
-        return VERBOSE
-    return INFO if opening.explain or (opening.observe and not opening.quiet) else WARNING
-
-
-def provider_options(options: Any, ort_name: str, given: Mapping[str, str], prefix: str, plugin: bool) -> list[Any]:
-    """Add one provider and its options to session options; return the value for `providers`.
-
-    `prefix`: prefix of the session configuration keys from which a built-in provider reads options. `plugin`: the
-    provider is in a registered library.
-    """
-    if plugin:
-        options.add_provider_for_devices([d for d in ort.get_ep_devices() if d.ep_name == ort_name], dict(given))
-        return []
-    if prefix:
-        for name, value in given.items():
-            options.add_session_config_entry(f"{prefix}{name}", value)
-        return [ort_name]
-    return [(ort_name, dict(given))]
+    if opening.severity is not None:
+        return opening.severity
+    return INFO if opening.observe else WARNING
 
 
 def chosen_providers(options: Any, active: Sequence[Resolution]) -> list[Any] | None:
@@ -82,15 +62,19 @@ def chosen_providers(options: Any, active: Sequence[Resolution]) -> list[Any] | 
     plugins = any(resolution.library is not None for resolution in active)
     listed: list[Any] = []
     for resolution in active:
-        for key, value in resolution.session_config.items():
+        provider, given = resolution.provider, resolution.provider_options
+        config = dict(resolution.session_config)
+        if resolution.library is not None:
+            devices = [device for device in ort.get_ep_devices() if device.ep_name == provider.ort_name]
+            options.add_provider_for_devices(devices, given)
+        else:
+            if provider.option_prefix:
+                config |= {f"{provider.option_prefix}{name}": value for name, value in given.items()}
+            if plugins and provider.ort_name != CPU:
+                options.add_provider(provider.ort_name, given)
+            listed.append(provider.ort_name if provider.option_prefix else (provider.ort_name, given))
+        for key, value in config.items():
             options.add_session_config_entry(key, value)
-        provider, plugin = resolution.provider, resolution.library is not None
-        prefix = "" if plugin else provider.option_prefix
-        entries = provider_options(options, provider.ort_name, resolution.provider_options, prefix, plugin)
-        if not plugins:
-            listed += entries
-        elif not plugin and provider.ort_name != CPU:
-            options.add_provider(provider.ort_name, resolution.provider_options)
     return None if plugins else listed
 
 

@@ -42,23 +42,13 @@ def read_values(ports: Sequence[ModelPort], files: Mapping[str, PathText]) -> di
     """
     by_name = {port.name: port for port in ports}
     values: dict[str, npt.NDArray[Any]] = {}
-    for given, path in files.items():
-        text = f"{given}={os.fspath(path)}"
-        name, file = name_and_file(text, by_name)
-        if name not in by_name or not file:
+    for name, path in files.items():
+        text = f"{name}={os.fspath(path)}"
+        if name not in by_name or not os.fspath(path):
             names = listing(by_name) if by_name else "none (it has no inputs)"
             raise UsageError(f"`inputs={text}`: write NAME=FILE.npy, where NAME is one of: {names}")
-        if name in values:
-            raise UsageError(f"`inputs={text}`: {name} is set twice; set it once")
-        values[name] = _read_array(text, by_name[name], Path(file))
+        values[name] = _read_array(text, by_name[name], Path(path))
     return values
-
-
-def name_and_file(text: str, names: Collection[str]) -> tuple[str, str]:
-    """Input name and file of `NAME=FILE`, by the longest matching name, since both may contain `=`."""
-    fitting = [name for name in names if text.startswith(f"{name}=")]
-    name = max(fitting, key=len, default="")
-    return name, text[len(name) + 1 :] if fitting else ""
 
 
 def _read_array(text: str, port: ModelPort, path: Path) -> npt.NDArray[Any]:
@@ -112,10 +102,9 @@ def input_shapes(
             known = known if ports else "it has no inputs"
             known += f"; symbolic sizes are {listing(sorted(symbols))}" if symbols else ""
             raise UsageError(f"{source}: {name!r} is neither an input nor a symbolic size; {known}")
-    texts = [f"{name}={os.fspath(path)}" for name, path in (files or {}).items()]
-    sources = {name_and_file(text, by_name)[0]: text for text in texts}
     for name, shape in (given or {}).items():
-        source = f"`inputs={sources.get(name) or size_text(name, shape)}`"
+        file = (files or {}).get(name)
+        source = f"`inputs={size_text(name, shape) if file is None else f'{name}={os.fspath(file)}'}`"
         if name in shapes:
             raise UsageError(f"{source}: {name} has a shape in `shapes`, too; set it once")
         shapes[name] = _fitted_shape(source, by_name[name], shape, sizes, what="array")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
@@ -16,10 +16,19 @@ from typing import TYPE_CHECKING
 from partita import dtypes
 from partita.diagnosis.naming import module_in
 from partita.errors import PackageError
+from partita.foreign_paths import recognise
 from partita.observations.facts import GraphNode
-from partita.package.folder import GET_AGAIN, MANIFEST, SHOWN, export_again_remedy, path_inside, refuse_absent
+from partita.package.folder import (
+    GET_AGAIN,
+    MANIFEST,
+    SHOWN,
+    export_again_remedy,
+    path_inside,
+    refuse_absent,
+    unreadable,
+)
 from partita.remedies import FROM_CHECKPOINT
-from partita.runtime.cpu.attention import Attention, find_attention
+from partita.runtime.cpu import Attention, find_attention
 from partita.untrusted_files import MOST_BYTES, check_size
 
 if TYPE_CHECKING:
@@ -65,21 +74,39 @@ def read_model_file(path: Path, folder: Path) -> ModelFile:
 
     Raises PackageError when the file is damaged, or its external data is outside the package `folder`.
     """
-    refuse_absent(path)
-    try:
-        model = read_light(path)
-    except (ValueError, OSError) as error:
-        raise PackageError(f"{path}: not a readable ONNX file ({error})", remedy=FROM_CHECKPOINT) from error
+    model = parse_model(path)
     check_external_data(model, path, folder)
     initializers = {tensor.name: tensor for tensor in model.graph.initializer}
     return ModelFile(
-        nodes=_graph_nodes(model.graph),
+        nodes=graph_nodes(model.graph),
         subgraph_nodes=inner_nodes(model.graph),
         inputs=tuple(port.name for port in model.graph.input if port.name not in initializers),
         outputs=tuple(port.name for port in model.graph.output),
         data_files=data_files(model),
         attention=find_attention(model),
     )
+
+
+def parse_model(path: Path) -> onnx.ModelProto:
+    """Read a model without its external data. Raises PackageError when it is missing, damaged or not an ONNX file."""
+    try:
+        if path.is_dir():
+            found = recognise(path)
+            raise PackageError(f"{path}: {found.description}", remedy=found.remedy)
+        refuse_absent(path)
+        return read_light(path)
+    except FileNotFoundError as error:
+        raise PackageError(f"{path}: no such file; choose an ONNX file or a package") from error
+    except PermissionError as error:
+        raise unreadable(path) from error
+    except OSError as error:
+        raise PackageError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
+        found = recognise(path)
+        if found.remedy.command and path.suffix != ".onnx":
+            raise PackageError(f"{path}: {found.description}", remedy=found.remedy) from error
+        remedy = FROM_CHECKPOINT if (path.parent / MANIFEST).is_file() else GET_AGAIN
+        raise PackageError(f"{path}: not a readable ONNX file ({error})", remedy=remedy) from error
 
 
 def read_light(path: Path) -> onnx.ModelProto:
@@ -110,12 +137,7 @@ def nodes_of(model: bytes) -> tuple[tuple[GraphNode, ...], tuple[GraphNode, ...]
     import onnx
 
     graph = onnx.load_model_from_string(model).graph
-    return _graph_nodes(graph), inner_nodes(graph)
-
-
-def _graph_nodes(graph: onnx.GraphProto) -> tuple[GraphNode, ...]:
-    """The nodes of a graph, without subgraphs."""
-    return with_forms(graph, map(graph_node, graph.node))
+    return graph_nodes(graph), inner_nodes(graph)
 
 
 def check_external_data(model: onnx.ModelProto, path: Path, folder: Path) -> None:
@@ -300,14 +322,11 @@ def _last_frame(trace: str | None) -> str | None:
 # --- facts of nodes that may select a kernel: attributes, element types, constants, head size -------------------------
 
 
-def with_forms(graph: onnx.GraphProto, nodes: Iterable[GraphNode]) -> tuple[GraphNode, ...]:
-    """The nodes of a graph, in its order, with their `form`."""
+def graph_nodes(graph: onnx.GraphProto) -> tuple[GraphNode, ...]:
+    """The nodes of a graph, without subgraphs, with their `form`."""
     constants = {tensor.name: (_type(tensor.data_type), tuple(tensor.dims)) for tensor in graph.initializer}
     known = {port.name: _declared_tensor(port) for port in (*graph.value_info, *graph.output, *graph.input)} | constants
-    return tuple(
-        replace(made, form=tuple(_form(node, known, constants).items()))
-        for node, made in zip(graph.node, nodes, strict=True)
-    )
+    return tuple(replace(graph_node(node), form=tuple(_form(node, known, constants).items())) for node in graph.node)
 
 
 def _form(node: onnx.NodeProto, known: Mapping[str, Tensor], constants: Mapping[str, Tensor]) -> dict[str, str]:

@@ -7,37 +7,32 @@ copy in memory; the file does not change.
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from partita import dtypes
 from partita.errors import PackageError
-from partita.foreign_paths import recognise
 from partita.observations.facts import GraphNode
 from partita.observations.text_format import plural
-from partita.package.folder import refuse_absent, unreadable
+from partita.package.folder import GET_AGAIN
 from partita.runtime.place.model_file import (
-    all_graphs,
     all_nodes,
     all_tensors,
     check_external_data,
     data_files,
     defines,
-    graph_node,
+    graph_nodes,
     inner_nodes,
-    read_light,
+    parse_model,
     tensor_bytes,
-    with_forms,
 )
 
 if TYPE_CHECKING:
     import onnx
 
 CONTROL_FLOW = frozenset({"If", "Loop", "Scan", "SequenceMap"})
-AGAIN = "download the file again"
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 """Characters that would break ONNX Runtime's log lines."""
 
@@ -98,11 +93,14 @@ def read_onnx(path: Path, data_folder: Path | None = None) -> OnnxModel:
     Raises PackageError when it is missing, damaged or not an ONNX file, or its weights are missing or outside that
     folder.
     """
-    proto = _parse(path)
+    proto = parse_model(path)
+    if not proto.graph.node:
+        raise PackageError(f"{path}: its graph has no nodes, so there is nothing to place")
     try:
         return _describe(path, proto, data_folder)
     except (TypeError, ValueError, KeyError) as error:  # e.g. a type that ONNX does not define
-        raise PackageError(f"{path}: damaged: it can be parsed, but not processed ({error}); {AGAIN}") from error
+        message = f"{path}: damaged: it can be parsed, but not processed ({error})"
+        raise PackageError(message, remedy=GET_AGAIN) from error
 
 
 def _describe(path: Path, proto: onnx.ModelProto, data_folder: Path | None) -> OnnxModel:
@@ -110,12 +108,12 @@ def _describe(path: Path, proto: onnx.ModelProto, data_folder: Path | None) -> O
     check_external_data(proto, path, data_folder or path.parent)
     initializers = {tensor.name for tensor in proto.graph.initializer}
     initializers |= {sparse.values.name for sparse in proto.graph.sparse_initializer}
-    notes = tuple(_name_nodes(proto))
+    notes = _name_nodes(proto)
     return OnnxModel(
         path=path,
         proto=proto,
         renamed=bool(notes),
-        nodes=with_forms(proto.graph, map(graph_node, proto.graph.node)),
+        nodes=graph_nodes(proto.graph),
         subgraph_nodes=inner_nodes(proto.graph),
         inputs=tuple(read_port(port) for port in proto.graph.input if port.name not in initializers),
         outputs=tuple(read_port(port).name for port in proto.graph.output),
@@ -128,30 +126,6 @@ def _describe(path: Path, proto: onnx.ModelProto, data_folder: Path | None) -> O
         weight_bytes=sum(tensor_bytes(tensor) for tensor in all_tensors(proto)),
         notes=(*notes, *_structure_notes(proto)),
     )
-
-
-def _parse(path: Path) -> onnx.ModelProto:
-    """The protobuf message in the file. Raises PackageError."""
-    try:
-        if path.is_dir():
-            recognised = recognise(path)
-            raise PackageError(f"{path}: {recognised.description}", remedy=recognised.remedy)
-        refuse_absent(path)
-        proto = read_light(path)
-    except FileNotFoundError as error:
-        raise PackageError(f"{path}: no such file; choose an ONNX file or a package") from error
-    except PermissionError as error:
-        raise unreadable(path) from error
-    except OSError as error:
-        raise PackageError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except ValueError as error:
-        recognised = recognise(path)
-        if recognised.remedy.command and path.suffix != ".onnx":
-            raise PackageError(f"{path}: {recognised.description}", remedy=recognised.remedy) from error
-        raise PackageError(f"{path}: not a readable ONNX file ({error}); {AGAIN}") from error
-    if not proto.graph.node:
-        raise PackageError(f"{path}: its graph has no nodes, so there is nothing to place")
-    return proto
 
 
 def read_port(port: onnx.ValueInfoProto) -> ModelPort:
@@ -168,37 +142,31 @@ def read_port(port: onnx.ValueInfoProto) -> ModelPort:
     return ModelPort(port.name, kind, dtype, tuple(None if isinstance(s, int) and s < 0 else s for s in sizes))
 
 
-def _name_nodes(proto: onnx.ModelProto) -> Iterator[str]:
-    """Give every node of the graph and of each function a unique name on one line; return notes about the changes.
+def _name_nodes(proto: onnx.ModelProto) -> tuple[str, ...]:
+    """Give every node of the graph and of each function a unique name on one line; return a note about the changes.
 
     ONNX Runtime names inlined nodes after the function's nodes, so unnamed ones would have blank names in logs.
     """
-    names = ([node.name for node in graph.node if node.name] for graph in all_graphs(proto.graph))
-    refused = any(len(listed) > len(set(listed)) for listed in names)
-    counts: Counter[str] = Counter()
+    changed = 0
     for scope in (proto.graph, *proto.functions):
         nodes = list(all_nodes(scope))
+        before = [node.name for node in nodes]
         for node in nodes:
-            counts["broken"] += CONTROL.search(node.name) is not None
             node.name = CONTROL.sub("_", node.name)
         names_in_use = {node.name for node in nodes}
         seen: set[str] = set()
         for position, node in enumerate(nodes):
             if not node.name or node.name in seen:
-                counts["repeated" if node.name else "unnamed"] += 1
                 node.name = f"{node.name or node.op_type}_{position}"
                 while node.name in names_in_use:
                     node.name += "_"
                 names_in_use.add(node.name)
             seen.add(node.name)
-    if counts["unnamed"]:
-        yield f"{plural(counts['unnamed'], 'node')} without a name in the file: named <operator>_<position> here"
-    if counts["repeated"]:
-        note = f"{plural(counts['repeated'], 'node')} with the name of another node: named <name>_<position> here"
-        yield f"{note}{'; ONNX Runtime does not load the file as it is' if refused else ''}"
-    if counts["broken"]:
-        broken = plural(counts["broken"], "node")
-        yield f"{broken} with line breaks or other control characters in the name: replaced by _"
+        changed += sum(node.name != name for node, name in zip(nodes, before, strict=True))
+    if not changed:
+        return ()
+    named = "have a name of their own here: <name or operator>_<position>, without control characters"
+    return (f"nodes without a unique name in the file ({changed}) {named}",)
 
 
 def _structure_notes(proto: onnx.ModelProto) -> tuple[str, ...]:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+import traceback
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,30 +22,21 @@ import numpy as np
 import numpy.typing as npt
 
 from partita import dtypes, process
-from partita.errors import GenerationError, PartitaError, ProviderError, ResourceError
+from partita.errors import INTERRUPTED, GenerationError, PartitaError, ProviderError, ResourceError
 from partita.observations.codes import Interruption
 from partita.observations.facts import PortFact, RunFacts, StepFact
-from partita.observations.names import RUN
+from partita.observations.names import CPU, RUN
 from partita.observations.records import Memory
-from partita.observations.text_format import listing
+from partita.observations.text_format import listing, plural
 from partita.package.folder import Manifest
 from partita.process import peak_rss_bytes, rss_bytes
 from partita.providers.base import Provider
 from partita.providers.resolve import Resolution, known_providers, resolve
 from partita.remedies import Remedy
+from partita.runtime.chain.cpu_settings import will_repeat
 from partita.runtime.chain.open_chain import open_session
 from partita.runtime.chain.pins import Pin
 from partita.runtime.chain.provider_state import without_crashed
-from partita.runtime.chain.run_errors import (
-    RUN_ERRORS,
-    RunInterruptedError,
-    RunLateError,
-    crashed_in_run,
-    failed_run_error,
-    release_frames,
-    run_notes,
-)
-from partita.runtime.cpu.settings import will_repeat
 from partita.runtime.generate.loop import GenerationLoop
 from partita.runtime.generate.record import session_facts
 from partita.runtime.generate.request import Request
@@ -52,22 +44,43 @@ from partita.runtime.generate.run_facts import LIMIT_BYTES, run_facts, with_opti
 from partita.runtime.generate.runner import Runner, load_runner
 from partita.runtime.ort.binding import Binding
 from partita.runtime.ort.buffers import HOST_MEMORY, Buffer, host_buffer
-from partita.runtime.ort.errors import SHORTER
-from partita.runtime.ort.evidence import parse_profile, unread_profile
-from partita.runtime.ort.native_log import captured_output
-from partita.runtime.ort.registry import available_ort_names, model_compatibility
+from partita.runtime.ort.errors import SHORTER, one_line
+from partita.runtime.ort.native_log import captured_output, parse_profile, unread_profile
+from partita.runtime.ort.registry import available_ort_names
 from partita.runtime.ort.session import NativeFailureError, Session, open_native
 from partita.runtime.place.inputs import SEED, Shape, check_free_memory, make_values, not_generated
-from partita.runtime.place.onnx_model import ModelPort, OnnxModel, fixed_shapes
+from partita.runtime.place.onnx_model import ModelPort, OnnxModel
 from partita.runtime.time_limit import LateError, in_time, is_still_running
 
 PHASE = "run"
 PREFILL_TOKENS = 16
 """Dummy prompt length in tokens if the graph supports any number of tokens."""
 DUMMY_TOKEN = 0
+NODE_FAILED = re.compile(r"while running (\S+) node\. Name:'(.*?)' Status Message: (.*)", re.DOTALL)
 SMALLER_INPUTS = Remedy("free memory, or set smaller input sizes")
-NOT_FAILED = (RunInterruptedError, RunLateError)
-"""Errors of runs that were interrupted."""
+OTHER_INPUTS = "set other sizes with `shapes=NAME=SIZES`, or other values with `inputs=NAME=FILE.npy`"
+WITHOUT_PROVIDER = Remedy("run it without that provider", options=("--provider", "{chain}"))
+RUN_ERRORS = (GenerationError, ProviderError, ResourceError)
+
+
+class RunInterruptedError(GenerationError):
+    """Ctrl-C interrupted the run after the session was opened."""
+
+    exit_code = INTERRUPTED
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"{path}: interrupted before its runs finished")
+
+
+class RunLateError(GenerationError):
+    """A run did not end within the time limit. `given`: inputs with values from the user."""
+
+    def __init__(self, model: OnnxModel, seconds: float, given: Collection[str]) -> None:
+        super().__init__(
+            f"{model.path}: a run on {_values_origin(model, given)} did not end within {seconds:g} s; the "
+            "node placement is valid, but measurements are missing; set other values with "
+            "`inputs=NAME=FILE.npy`, or a longer limit with `run_seconds`"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,20 +102,6 @@ class OpenOptions:
     """Providers to skip because they crashed on this model, by name, and how they crashed."""
     dry_run: bool = False
     """A dry run: generated floats are lazily allocated zeros."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Ran:
-    """The result of running an ONNX file."""
-
-    steps: tuple[StepFact, ...]
-    """Number of successful runs."""
-    error: PartitaError | None = None
-    """Error of the next run; None if it exceeded the time limit after other runs."""
-    timed_out: bool = False
-    """Whether the next run exceeded the time limit."""
-    still_running: bool = False
-    """Whether it also ignored the request to stop, so that a thread still runs the session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,11 +160,10 @@ def place_model(model: OnnxModel, shapes: Mapping[str, Shape], opening: OpenOpti
         missing = "not run, so measurements are missing: no values can be generated for inputs: "
         not_run = (f"{missing}{listing(lacking)}",) if lacking else ()
         crashed = opening.crashed.get(RUN)
-        opened_only = bool(not_run or crashed)
-        ran, ports = _run_session(model, shapes, session, replace(opening, runs=0) if opened_only else opening)
-        error, steps, late = ran.error, ran.steps, opening.run_seconds if ran.timed_out else None
-        if crashed and error is None:
-            error = crashed_in_run(model, crashed, opening.values)
+        runs = 0 if not_run or crashed else opening.runs
+        steps, error, ports = _run_model(model, shapes, session, replace(opening, runs=runs))
+        error = error or (_crashed_error(model, crashed, opening.values) if crashed else None)
+        hangs = is_still_running()
         profile = session.end_profiling()
         events, windows = parse_profile(profile, [(PHASE, 0)] * len(steps)) if profile else ((), ())
         seen = session_facts(
@@ -179,6 +177,7 @@ def place_model(model: OnnxModel, shapes: Mapping[str, Shape], opening: OpenOpti
             events=events,
             runs=windows,
         )
+        notes = (*model.notes, *session.notes, *not_run, *run_notes(len(steps), opening.runs, error))
         facts = RunFacts(
             sessions=(seen,),
             states=(),
@@ -190,16 +189,11 @@ def place_model(model: OnnxModel, shapes: Mapping[str, Shape], opening: OpenOpti
             new_tokens=0,
             finish_reason=None,
             interruptions=("runs",) if isinstance(error, RunInterruptedError) else (),
-            notes=(
-                *model.notes,
-                *model_compatibility({entry.key: entry.value for entry in model.proto.metadata_props}),
-                *session.notes,
-                *not_run,
-                *run_notes(len(steps), opening.runs, error, late, still_running=ran.still_running),
-                *(unread_profile(len(steps), seen.runs) if not ran.still_running else ()),
-            ),
+            notes=notes if hangs else (*notes, *unread_profile(len(steps), seen.runs)),
         )
-        if not ran.still_running:  # a second session could wait for a run that does not end
+        if isinstance(error, RunLateError) and steps:
+            error = None
+        if not hangs:  # a second session could wait for a run that does not end
             facts = with_graphs(facts, (session,), error)
         return PlacementFacts(facts, session.resolutions, error)
 
@@ -215,61 +209,27 @@ def _memory(model: OnnxModel, before: int, after: int) -> Memory:
     )
 
 
-def _run_session(
-    model: OnnxModel, shapes: Mapping[str, Shape], session: Session, opening: OpenOptions
-) -> tuple[_Ran, tuple[PortFact, ...]]:
-    """The result of the runs, and facts of inputs and outputs.
-
-    The binding is released before the session, because device values that outlive their session crash WebGPU.
-    """
-    binding = session.binding()
-    ran = _run_model(model, shapes, binding, opening, partial(session.listening, PHASE))
-    if ran.still_running:
-        session.profiling = False  # `close` will not wait for the run or read its profile
-    ports = _port_facts(model, session, binding, ran=bool(ran.steps) and not ran.still_running)
-    release_frames(ran.error)
-    if isinstance(ran.error, GenerationError | ProviderError) and not isinstance(ran.error, NOT_FAILED):
-        failure = failed_run_error(
-            model, session, ran.error, opening.values, lambda: _runs_on_cpu(model, session, binding)
-        )
-        ran = replace(ran, error=failure)
-    if isinstance(ran.error, ResourceError) and ran.error.remedy == SHORTER:  # an ONNX file has no cache to shorten
-        ran = replace(ran, error=ResourceError(ran.error.message, remedy=SMALLER_INPUTS))
-    return ran, ports
-
-
-def _runs_on_cpu(model: OnnxModel, session: Session, binding: Binding) -> bool | None:
-    """Whether the CPU provider runs the model on the bound inputs; None if unknown, also for large weights."""
-    if model.weight_bytes > LIMIT_BYTES:
-        return None
-    cpu = Resolution(known_providers()["cpu"], "active")
-    try:
-        other = open_native(model.path, [cpu], replace(session.opening, observe=False, strict=False, config={}))
-    except NativeFailureError:
-        return None
-    try:
-        outputs, _ = other.run_once({port.name: binding.buffers[port.name].host for port in model.inputs})
-    except (TypeError, ValueError):  # an input that has no numpy array, or of a type that numpy lacks
-        return None
-    finally:
-        other.close()
-    return outputs is not None
+def _crashed_error(model: OnnxModel, how: str, given: Collection[str]) -> GenerationError:
+    """The error for a run that crashed in an earlier process."""
+    return GenerationError(
+        f"{model.path}: {how}, on {_values_origin(model, given)}; the model opens without a run, so the "
+        "node placement is valid; set other values with `inputs=NAME=FILE.npy`"
+    )
 
 
 def _run_model(
-    model: OnnxModel,
-    shapes: Mapping[str, Shape],
-    binding: Binding,
-    opening: OpenOptions,
-    listening: Callable[[], AbstractContextManager[None]],
-) -> _Ran:
-    """Run on given or generated inputs within the time limit.
+    model: OnnxModel, shapes: Mapping[str, Shape], session: Session, opening: OpenOptions
+) -> tuple[tuple[StepFact, ...], PartitaError | None, tuple[PortFact, ...]]:
+    """Run on given or generated inputs within the time limit: complete runs, the error of the next, and ports.
 
-    Inputs are bound before every run, as with new data, so that each run includes the copy to a device.
+    Inputs are bound before every run, as with new data, so that each run includes the copy to a device. The binding is
+    released before the session, because device values that outlive their session crash WebGPU.
     """
+    binding = session.binding()
     rng = np.random.default_rng(SEED)
     steps: list[StepFact] = []
     buffers: dict[str, Buffer] = {}
+    error: PartitaError | None = None
 
     def step() -> None:
         began = time.perf_counter()
@@ -286,16 +246,100 @@ def _run_model(
             binding.bind_fresh_output(name)
         until = time.monotonic() + opening.run_seconds
         for _ in range(opening.runs):
-            with listening():
+            with session.listening(PHASE):
                 in_time(step, binding.stop, until - time.monotonic())
     except KeyboardInterrupt:
-        return _Ran(tuple(steps), RunInterruptedError(model.path), still_running=is_still_running(step))
-    except LateError as late:
-        error = None if steps else RunLateError(model, opening.run_seconds, opening.values)
-        return _Ran(tuple(steps), error, timed_out=True, still_running=late.still_running)
-    except RUN_ERRORS as error:
-        return _Ran(tuple(steps), error)
-    return _Ran(tuple(steps))
+        error = RunInterruptedError(model.path)
+    except LateError:
+        error = RunLateError(model, opening.run_seconds, opening.values)
+    except RUN_ERRORS as failed:
+        error = failed
+    if is_still_running():
+        session.profiling = False  # `close` will not wait for the run or read its profile
+    ports = _port_facts(model, session, binding, ran=bool(steps) and not is_still_running())
+    release_frames(error)
+    if isinstance(error, ResourceError) and error.remedy == SHORTER:  # an ONNX file has no cache to shorten
+        error = ResourceError(error.message, remedy=SMALLER_INPUTS)
+    elif error is not None and not isinstance(error, ResourceError | RunInterruptedError | RunLateError):
+        error = failed_run_error(model, session, error, opening.values, lambda: _runs_on_cpu(model, session, binding))
+    return tuple(steps), error, ports
+
+
+def release_frames(error: BaseException | None) -> None:
+    """Release the objects in the frames of an exception and its causes."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
+
+
+def failed_run_error(
+    model: OnnxModel,
+    session: Session,
+    error: PartitaError,
+    given: Collection[str],
+    runs_on_cpu: Callable[[], bool],
+) -> PartitaError:
+    """The error of a failed run: of a provider if the CPU provider runs the same inputs, else of the inputs.
+
+    `given`: inputs with values from the user. `runs_on_cpu`: whether the CPU provider runs the model on them.
+    """
+    text = one_line(str(error.__cause__ or error))
+    others = [entry.provider for entry in session.resolutions if entry.status == "active"]
+    others = [provider for provider in others if provider.ort_name != CPU]
+    converted: PartitaError
+    if others and runs_on_cpu():
+        found = NODE_FAILED.search(text)
+        listed = {node.name: node.provider for node in session.assigned()}
+        failing = listed.get(found[2], others[0].ort_name) if found else others[0].ort_name
+        what, message = (f"node {found[2]!r} ({found[1]})", found[3]) if found else ("the model", text)
+        rest = [entry.provider.name for entry in session.resolutions if entry.provider.ort_name != failing]
+        converted = ProviderError(
+            f"{failing} cannot run {what}, and the CPU provider can: {message}",
+            path=model.path,
+            remedy=WITHOUT_PROVIDER.filled(chain=",".join(rest) or "cpu"),
+        )
+    elif isinstance(error, ProviderError):
+        converted = ProviderError(f"{model.path}: a run failed: {text}; use another provider")
+    else:
+        values = _values_origin(model, given)
+        converted = GenerationError(f"{model.path}: a run on {values} failed: {text}; {OTHER_INPUTS}")
+    converted.__cause__ = error.__cause__
+    return converted
+
+
+def _values_origin(model: OnnxModel, given: Collection[str]) -> str:
+    """The origin of the input values, for a message."""
+    generated = [port.name for port in model.inputs if port.name not in given]
+    if not given:
+        return "generated inputs"
+    values = f"the given values of {listing(given)}"
+    return f"{values} and generated values of {listing(generated)}" if generated else values
+
+
+def run_notes(done: int, runs: int, error: PartitaError | None) -> tuple[str, ...]:
+    """The note for a run that failed, was interrupted or exceeded the time limit."""
+    if error is None:
+        return ()
+    how = {RunInterruptedError: "was interrupted", RunLateError: "did not end"}.get(type(error), "failed")
+    if done and isinstance(error, RunLateError):
+        return (f"run {done + 1} of {runs} exceeded the time limit, so the measurements are of {plural(done, 'run')}",)
+    return (f"run {done + 1} of {runs} {how}, so measurements of complete runs are missing: {error}",)
+
+
+def _runs_on_cpu(model: OnnxModel, session: Session, binding: Binding) -> bool:
+    """Whether the CPU provider runs the model on the bound inputs; False if unknown, also for large weights."""
+    if model.weight_bytes > LIMIT_BYTES:
+        return False
+    cpu = Resolution(known_providers()["cpu"], "active")
+    try:
+        other = open_native(model.path, [cpu], replace(session.opening, observe=False, strict=False, config={}))
+    except NativeFailureError:
+        return False
+    with closing(other), suppress(TypeError, ValueError):  # an input of a type that numpy lacks
+        outputs, _ = other.run_once({port.name: binding.buffers[port.name].host for port in model.inputs})
+        return outputs is not None
+    return False
 
 
 def filled_buffer(port: ModelPort, shape: Shape, opening: OpenOptions, rng: np.random.Generator) -> Buffer:
@@ -367,7 +411,7 @@ def run_package(runner: Runner, runs: int) -> PartitaError | None:
             _begin(engine, graphs.chunk or min(PREFILL_TOKENS, graphs.max_length))
             engine.step()
         for _ in range(runs if graphs.max_length > 1 else 0):
-            decode(engine)
+            _decode(engine)
     except KeyboardInterrupt:
         return RunInterruptedError(runner.folder)
     except RUN_ERRORS as error:
@@ -389,43 +433,13 @@ def _begin(engine: GenerationLoop, tokens: int) -> None:
     engine.records = True
 
 
-def decode(engine: GenerationLoop) -> None:
-    """Run one decode step. With a full cache, remove the last token of every row, or begin a new prompt.
+def _decode(engine: GenerationLoop) -> None:
+    """Run one decode step. With a full cache, a new prompt of one token is begun first.
 
     A cache of two tokens, which is full again at once, gets no decode step.
     """
-    anew = False
-    while (step := engine.step()) is None or step.phase != "decode":
-        if step is not None or _remove_last(engine):
-            continue
-        if anew:
-            return
+    for _ in range(2):
+        while (step := engine.step()) is not None:
+            if step.phase == "decode":
+                return
         _begin(engine, 1)
-        anew = True
-
-
-def _remove_last(engine: GenerationLoop) -> bool:
-    """Remove the last token of every row, so that it is generated again; False if the cache cannot be rewound."""
-    cache = engine.runner.cache
-    if not engine.runner.can_remove_last or any(filled < 2 for filled in cache.lengths):
-        return False
-    for index, row in enumerate(engine.rows):
-        if row is not None:
-            cache.rewind(index, 1)
-            row.known, row.finish, row.read_until = row.known - 1, None, min(row.read_until, row.known - 2)
-    return True
-
-
-def with_shapes(
-    facts: RunFacts, models: Mapping[str, OnnxModel], shapes: Mapping[str, Mapping[str, Shape]]
-) -> RunFacts:
-    """The facts with constants and inferred shapes, for a dry run. `models` and `shapes` of inputs by file name."""
-    sessions = tuple(
-        replace(
-            session,
-            constants=models[session.file].constants,
-            fixed_shapes=fixed_shapes(models[session.file].proto, shapes.get(session.file, {})),
-        )
-        for session in facts.sessions
-    )
-    return replace(facts, sessions=sessions)

@@ -23,7 +23,7 @@ from partita.export.quantise.weight_source import QuantisedSource
 from partita.export.target import Kernels
 from partita.export.weights import external_data as weights
 from partita.export.weights.sources import FloatSource, StoredPart, checkpoint_weight, initializers
-from partita.runtime.cpu.settings import EXACT, supports_exact
+from partita.runtime.chain.cpu_settings import EXACT, supports_exact
 from partita.runtime.place.tensor_types import tensor_types
 from tests.conftest import TinyCheckpoint
 

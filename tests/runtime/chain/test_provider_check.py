@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from partita.providers.generic import generic_provider, parse_libraries, split_libraries
+from partita.providers.options import parse_libraries, split_libraries
 from partita.providers.resolve import Resolution, all_names, known_providers, parse_chain, resolve
 from partita.remedies import Remedy
 from partita.runtime.chain import provider_check
@@ -29,17 +29,10 @@ from partita.runtime.ort.registry import available_ort_names
 from tests.commands.test_signals import NAMES_ENTRY
 from tests.conftest import require
 
-CRASHES = {
-    "abort": (
-        "#include <stdio.h>\n#include <stdlib.h>\n__attribute__((constructor)) static void boom(void)"
-        '{ fputs("assertion \\x1b[31mfailed\\x07: device != null\\n", stderr); abort(); }',
-        ["killed by SIGABRT while loading the provider's library", "assertion failed?: device != null"],
-    ),
-    "exit": (
-        "#include <unistd.h>\n__attribute__((constructor)) static void boom(void) { _exit(7); }",
-        ["ended with exit code 7 while loading the provider's library, without any output"],
-    ),
-}
+CRASH = (
+    "#include <stdio.h>\n#include <stdlib.h>\n__attribute__((constructor)) static void boom(void)"
+    '{ fputs("assertion \\x1b[31mfailed\\x07: device != null\\n", stderr); abort(); }'
+)
 
 
 def compiled(folder: Path, source: str) -> Path:
@@ -68,9 +61,8 @@ def test_cpu_provider_is_usable_and_has_device():
     assert found.seconds is not None
 
 
-@pytest.mark.parametrize(("name", "library"), [("cuda", "libcublasLt.so.13"), ("tensorrt", "libcublas.so.13")])
-def test_missing_provider_library_is_named_in_evidence(name, library):
-    provider = known_providers()[name]
+def test_missing_provider_library_is_named_in_evidence():
+    provider, library = known_providers()["cuda"], "libcublasLt.so.13"
     require("onnxruntime-gpu", provider.ort_name in available_ort_names())
     require("a machine without an NVIDIA driver", no_nvidia_driver())
     (found,) = check(resolve((provider,), available_ort_names()))
@@ -81,15 +73,12 @@ def test_missing_provider_library_is_named_in_evidence(name, library):
     assert (found.library_loads, found.device_found) == (False, None)
 
 
-@pytest.mark.parametrize("kind", CRASHES)
-def test_crashing_library_is_reported_as_initialisation_failed(kind, tmp_path):
-    source, says = CRASHES[kind]
-    found = try_library(compiled(tmp_path, source))
-    assert found.resolution.reason == "initialisation_failed"
-    for text in says:
-        assert text in (found.resolution.evidence or "")
-    assert (found.resolution.evidence or "").isprintable()
-    assert found.resolution.remedy
+def test_crashing_library_is_reported_as_initialisation_failed(tmp_path):
+    found = try_library(compiled(tmp_path, CRASH)).resolution
+    assert found.reason == "initialisation_failed" and found.remedy
+    for text in ("killed by SIGABRT while loading the provider's library", "assertion failed?: device != null"):
+        assert text in (found.evidence or "")
+    assert (found.evidence or "").isprintable()
 
 
 def test_loader_error_explains_unloadable_plugin_library(tmp_path):
@@ -113,9 +102,9 @@ def test_hanging_library_times_out_and_its_children_are_killed(tmp_path):
         f'{{ if (fork() == 0) {{ FILE *f = fopen("{tmp_path}/pid", "w"); fprintf(f, "%d", getpid()); fclose(f);'
         " for (;;) pause(); } for (;;) pause(); }"
     )
-    found = try_library(compiled(tmp_path, source), timeout_seconds=4.0)
+    found = try_library(compiled(tmp_path, source), timeout_seconds=8.0)
     assert found.resolution.reason == "initialisation_failed"
-    assert "no answer within 4 s while loading the provider's library" in (found.resolution.evidence or "")
+    assert "no answer within 8 s while loading the provider's library" in (found.resolution.evidence or "")
     assert_gone(int((tmp_path / "pid").read_text()))
 
 
@@ -171,12 +160,6 @@ def outcome(*, result: dict) -> WorkerResult:
     return WorkerResult(result=result, stage="run", log=(), how="", seconds=0.1)
 
 
-def test_outcomes_are_in_request_order():
-    names = ("CPUExecutionProvider", "NoExecutionProvider", "CPUExecutionProvider")
-    found = examine([Resolution(generic_provider(name), "active") for name in names], slots=3)
-    assert [(entry.result or {}).get("correct") for entry in found] == [True, None, True]
-
-
 def test_no_child_process_is_started_with_cpu_only(monkeypatch):
     monkeypatch.setattr(provider_check, "Worker", None)
     monkeypatch.setattr(provider_check, "installed_version", lambda wheel: None)
@@ -226,23 +209,15 @@ def test_provider_computing_zeros_is_not_usable(tmp_path_factory):
     assert found.resolution.evidence == "it computed [[0.0, 0.0], [0.0, 0.0]], which is incorrect"
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"frob": "1"}, 'Unknown provider option: "frob"'),
-        ({"device_id": "5"}, "Invalid device ID: 5, must be between 0"),
-        ({"arena_extend_strategy": "x"}, 'Failed to parse provider option "arena_extend_strategy"'),
-    ],
-)
-def test_options_rejected_by_cuda_have_reason(tmp_path_factory, options, says):
+def test_options_rejected_by_cuda_have_reason(tmp_path_factory):
     require("onnxruntime-gpu", "CUDAExecutionProvider" in available_ort_names())
     require("a C compiler", shutil.which("cc") is not None)
     require("elftools")
-    resolution = Resolution(known_providers()["cuda"], "active", options=options)
+    resolution = Resolution(known_providers()["cuda"], "active", options={"device_id": "5"})
     (seen,) = over_stubs(tmp_path_factory, resolution)
     found = judge(resolution, seen).resolution
     assert found.reason == "option_rejected"
-    assert (found.evidence or "").startswith(says)
+    assert (found.evidence or "").startswith("Invalid device ID: 5, must be between 0")
 
 
 def over_stubs(tmp_path_factory, resolution):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,20 +14,17 @@ from onnx import parser
 from partita.diagnosis.explanation import refused_nodes
 from partita.observations.names import EXPERIMENTS, RUN
 from partita.observations.records import ChainEntry
-from partita.providers.resolve import Resolution, known_providers, parse_chain, resolve
-from partita.providers.start import failure
+from partita.providers.resolve import Resolution, failure, known_providers, parse_chain, resolve
 from partita.runtime.chain import open_chain, provider_state
 from partita.runtime.chain.open_chain import open_session, opened_facts
 from partita.runtime.chain.provider_state import (
     CRASHED,
-    by_experiment,
     register_plugins,
     settle_one,
     to_blame,
     unavailable,
     without_crashed,
 )
-from partita.runtime.chain.provider_state import starts as really_starts
 from partita.runtime.ort.errors import NoKernelError
 from partita.runtime.ort.registry import available_ort_names
 from partita.runtime.ort.session import NativeFailureError
@@ -37,7 +34,6 @@ TENSORRT, CUDA, CPU = CHAIN = tuple(
     Resolution(known_providers()[name], "active") for name in ("tensorrt", "cuda", "cpu")
 )
 OPENVINO = known_providers()["openvino"]
-UNCLEAR = failure(OPENVINO, "initialisation_failed", "stoi")
 NO_DEVICE = "CUDA failure 100: no CUDA-capable device is detected ; GPU=-1 ; hostname=x"
 
 
@@ -54,20 +50,10 @@ def missing(provider: str, library: str) -> str:
     )
 
 
-@pytest.mark.parametrize(("starting", "blamed"), [("tensorrt", CUDA), ("cuda", TENSORRT), ("both", TENSORRT)])
-def test_shared_library_error_blames_provider_failing_to_start(
-    starting: str, blamed: Resolution, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(provider_state, "starts", lambda resolution: starting in (resolution.provider.name, "both"))
-    assert to_blame(CHAIN, failed(NO_DEVICE)) is blamed
-
-
-def test_named_or_only_provider_is_blamed_without_experiment(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(provider_state, "starts", lambda resolution: pytest.fail("started"))
-    assert to_blame(CHAIN, failed(f"CUDAExecutionProvider: {NO_DEVICE}")) is CUDA
-    assert to_blame((CUDA, CPU), failed(NO_DEVICE)) is CUDA
+def test_named_provider_is_blamed_else_the_first() -> None:
+    assert to_blame(CHAIN, failed(NO_DEVICE)) is CUDA
+    assert to_blame(CHAIN, failed("TensorrtExecutionProvider: out of memory")) is TENSORRT
+    assert to_blame(CHAIN, failed("bad allocation")) is TENSORRT
     assert to_blame((CPU,), failed(NO_DEVICE)) is None
 
 
@@ -87,35 +73,6 @@ def test_missing_library_is_attributed_to_its_provider() -> None:
         "initialisation_failed",
         "ONNX Runtime did not start it and gave no reason",
     )
-
-
-@pytest.mark.parametrize(
-    ("options", "starts", "named"),
-    [
-        ({"precision": "FP32", "num_streams": "x"}, lambda given: "num_streams" not in given, "num_streams=x"),
-        ({"a": "1", "b": "2"}, lambda given: not given, "a=1 and b=2"),
-        ({"a": "1"}, lambda given: True, ""),
-        ({"a": "1"}, lambda given: False, ""),
-    ],
-)
-def test_option_is_blamed_if_provider_starts_without_it(
-    options: Mapping[str, str], starts: Callable[[Mapping[str, str]], bool], named: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(provider_state, "starts", lambda resolution: starts(resolution.options))
-    found = by_experiment(Resolution(OPENVINO, "active", options=options), UNCLEAR)
-    if named:
-        assert found.reason == "option_rejected" and "stoi" in found.evidence
-        assert f"it does not start together with {named}" in found.evidence
-    else:
-        assert found is UNCLEAR
-
-
-def test_known_cause_or_missing_options_start_no_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert really_starts(CPU), "the model of the test runs on the CPU"
-    monkeypatch.setattr(provider_state, "starts", lambda resolution: pytest.fail("started"))
-    known = failure(OPENVINO, "library_missing", "libx.so")
-    assert by_experiment(Resolution(OPENVINO, "active", options={"a": "1"}), known) is known
-    assert by_experiment(Resolution(OPENVINO, "active"), UNCLEAR) is UNCLEAR
 
 
 @pytest.mark.parametrize(
@@ -191,7 +148,6 @@ def test_no_kernel_error_names_node_of_first_attempt(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(open_chain, "_open_quiet", fail)
     monkeypatch.setattr(open_chain, "register_plugins", tuple)
-    monkeypatch.setattr(provider_state, "by_experiment", lambda _, failure: failure)
     chain = tuple(Resolution(known_providers()[name], "active") for name in ("webgpu", "cpu"))
     with pytest.raises(NoKernelError, match="WebGpuExecutionProvider, CPUExecutionProvider cannot run it") as raised:
         open_session(Path("m.onnx"), chain, threads=1, observe=False)

@@ -18,7 +18,7 @@ from partita.runtime.generate.loop import serve
 from partita.runtime.generate.request import Request
 from partita.runtime.generate.run_facts import run_facts
 from partita.runtime.machine import environment
-from partita.runtime.ort.evidence import parse_plan, parse_profile, unread_profile
+from partita.runtime.ort.native_log import parse_plan, parse_profile, unread_profile
 from tests.conftest import BASE, REPOSITORY
 
 PROMPT = list(range(5, 25))

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from partita.observations.facts import AssignedNode
-from partita.providers.generic import parse_libraries, split_libraries
+from partita.providers.options import parse_libraries, split_libraries
 from partita.providers.resolve import Resolution, all_names, known_providers
 from partita.runtime.lab import laboratory, placement
 from partita.runtime.lab.laboratory import Cache, Lab

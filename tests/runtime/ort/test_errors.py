@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path, PureWindowsPath
 
 import numpy as np
-import onnx
 import pytest
 from onnx import external_data_helper, numpy_helper, parser
 
@@ -40,35 +38,6 @@ def test_unknown_operator_version_error_suggests_matching_onnxruntime(tmp_path: 
 def test_shader_compilation_failure_is_a_provider_error() -> None:
     error = run_error("model.onnx", RuntimeError(PIPELINE))
     assert isinstance(error, ProviderError) and "use another provider" in str(error)
-
-
-ESCAPES = (
-    "[ONNXRuntimeError] : 1 : FAIL : External data path validation failed for initializer: w. Error: "
-    'tensorprotoutils.cc:346 ValidateExternalDataPath External data path: "d.data" escapes model directory: "/snapshot"'
-)
-"""ONNX Runtime 1.24.1's message for a link out of the model's folder."""
-
-
-def test_custom_library_operator_error_names_onnxruntime_extensions(tmp_path: Path) -> None:
-    path, sets = tmp_path / "model.onnx", '"" : 17, "ai.onnx.contrib" : 1'
-    graph = "g (float[4] x) => (float[4] y) { [n] y = ai.onnx.contrib.BertTokenizer(x) }"
-    onnx.save(parser.parse_model(f"<ir_version: 10, opset_import: [{sets}]> {graph}"), path)
-    said = "belongs to onnxruntime-extensions; export it without that operator"
-    with pytest.raises(PackageError, match=said) as caught:
-        partita.place(path, "cpu")
-    assert "made for" not in f"{caught.value.message}; {caught.value.remedy}"
-
-
-def test_remedy_for_external_symlinks_copies_files(tmp_path: Path) -> None:
-    blob, folder = tmp_path / "blob", tmp_path / "snapshot"
-    blob.write_bytes(b"1234")
-    folder.mkdir()
-    (folder / "d.data").symlink_to(blob)
-    remedy = open_error(folder / "model.onnx", ["CPUExecutionProvider"], RuntimeError(ESCAPES), ()).remedy
-    assert remedy is not None and "onnx.checker" not in str(remedy)
-    *command, target = remedy.command
-    subprocess.run([*command, tmp_path / target], check=True)
-    assert not (tmp_path / target / "d.data").is_symlink() and (tmp_path / target / "d.data").read_bytes() == b"1234"
 
 
 @pytest.mark.parametrize("location", [".\\d.data", "weights\\d.data"])

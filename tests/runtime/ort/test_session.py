@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,8 +28,6 @@ from partita.package.folder import read_manifest
 from partita.providers.base import Provider
 from partita.providers.resolve import Resolution, parse_chain, resolve
 from partita.runtime.chain.open_chain import open_session
-from partita.runtime.generate.bound_graph import Logits
-from partita.runtime.generate.feeds import BoundInput
 from partita.runtime.ort import binding as bindings
 from partita.runtime.ort import errors as ort_errors
 from partita.runtime.ort.binding import Binding
@@ -94,12 +91,6 @@ def test_provider_start_error_quotes_onnxruntime(tiny_package, own_temp, capfd, 
     assert capfd.readouterr().err == ""
 
 
-def test_node_without_kernel_raises_provider_error(tmp_path):
-    path = write_model(tmp_path / "mod.onnx", "Mod<fmod=1>(x, x)", "bfloat16")
-    with pytest.raises(ProviderError, match="CPUExecutionProvider cannot run it.*Mod.*change the node's type or opset"):
-        open_session(path, CPU, threads=1, observe=False)
-
-
 def test_bf16_package_on_cpu_prints_single_line_error_with_remedy(tiny_package, own_temp, tmp_path, capfd):
     """The package is verified; the CPU provider has no bfloat16 kernels for it."""
     folder, target = tiny_package(precision="bf16"), tmp_path / "run.json"
@@ -114,17 +105,6 @@ def test_bf16_package_on_cpu_prints_single_line_error_with_remedy(tiny_package, 
     ), err
     assert ours_in(own_temp) == []
     assert not target.exists()
-
-
-def test_truncated_or_missing_weights_raise_package_error(package_copy):
-    folder = package_copy()
-    data = folder / "model.onnx.data"
-    data.write_bytes(data.read_bytes()[:1000])
-    with pytest.raises(PackageError, match=r"model\.onnx: .*partita export CHECKPOINT \S+ --force"):
-        open_session(folder / "model.onnx", CPU, threads=1, observe=False)
-    data.unlink()
-    with pytest.raises(PackageError, match=r"model\.onnx"):
-        open_session(folder / "model.onnx", CPU, threads=1, observe=False)
 
 
 def test_failed_run_error_is_single_line_without_stderr_output(open_runner, capfd):
@@ -166,24 +146,14 @@ def test_all_onnxruntime_exceptions_are_translated():
     assert known <= {c.__name__ for c in classes}
 
 
-@pytest.mark.parametrize(
-    ("error", "expected", "helps"),
-    [
-        (RuntimeError("std::bad_alloc"), ResourceError, "--max-length 512"),
-        (RuntimeError("BFCArena: Failed to allocate memory for requested buffer of size 1"), ResourceError, ""),
-        (ValueError("Required inputs (['x']) are missing"), GenerationError, ""),
-    ],
-)
-def test_run_error_maps_to_expected_exception_class(error, expected, helps):
-    found = ort_errors.run_error("model.onnx", error)
-    assert type(found) is expected and helps in str(found)
-
-
-def test_failed_allocation_raises_resource_error():
+def test_lack_of_memory_is_a_resource_error_with_remedy():
     with pytest.raises(ResourceError, match=r"buffer of 4,611,686,018,427,387,904 bytes in Cpu memory"):
         host_buffer((1 << 60,), "float32")
     error = ort_errors.open_error(Path("m"), ["X"], RuntimeError("std::bad_alloc"), ())
     assert isinstance(error, ResourceError) and "--precision fp16" in str(error)
+    for text in ("std::bad_alloc", "BFCArena: Failed to allocate memory for requested buffer of size 1"):
+        error = ort_errors.run_error("model.onnx", RuntimeError(text))
+        assert isinstance(error, ResourceError) and "--max-length 512" in str(error)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int64"])
@@ -196,25 +166,6 @@ def test_host_buffer_is_shared_zeroed_and_aligned(dtype):
     assert buffer.size_bytes == buffer.host.nbytes
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_device_buffer_is_cleared_without_host_access(dtype):
-    """Runs on host memory through the call used for CUDA memory."""
-    filled = host_buffer((4, 5), dtype)
-    filled.host.fill(1)
-    buffer = replace(filled, array=None, memory="Cuda")
-    buffer.clear()
-    assert not filled.host.any()
-    assert bytes_at(buffer.address(), buffer.size_bytes) == bytes(buffer.size_bytes)
-    with pytest.raises(ValueError, match="Cuda memory"):
-        _ = buffer.host
-
-
-def bytes_at(address: int, size: int) -> bytes:
-    import ctypes
-
-    return ctypes.string_at(address, size)
-
-
 def test_stderr_is_restored_after_exception(capfd):
     with pytest.raises(UsageError), captured_output() as captured:
         os.write(2, b"\x1b[1;31m2026-11-21 08:10:19.367891333 [E:onnxruntime:, a.cc:1 F] lost?\x1b[m\n\n")
@@ -222,20 +173,6 @@ def test_stderr_is_restored_after_exception(capfd):
     assert captured.lines == ("[E:onnxruntime:, a.cc:1 F] lost?",)
     os.write(2, b"back\n")
     assert capfd.readouterr().err == "back\n"
-
-
-@pytest.mark.parametrize("prepared", ["os.close(2)", "sys.stdout.close()"])
-def test_output_is_captured_with_closed_stderr_or_stdout(prepared):
-    script = (
-        "import os, sys\n"
-        "from partita import process\n"
-        "from partita.runtime.ort.native_log import captured_output\n"
-        f"{prepared}\n"
-        "process.own_process = True\n"
-        "with captured_output() as c: os.write(2, b'within\\n')\n"
-        "os._exit(c.lines != ('within',))"
-    )
-    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 
 @pytest.mark.parametrize("redirection", [">&-", ">/dev/full"])
@@ -256,21 +193,6 @@ def test_buffered_stdout_text_is_not_captured_in_log(redirection):
     buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     done = subprocess.run(["bash", "-c", command], env=buffered, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, "after\n")
-
-
-def test_logits_are_converted_to_float32_from_every_dtype(open_runner):
-    wanted = np.array([1.5, -2.0, 0.0, 3.25], np.float32)
-    for dtype, stored in (
-        ("float32", wanted),
-        ("float16", wanted.astype(np.float16)),
-        ("bfloat16", (wanted.view(np.uint32) >> 16).astype(np.uint16)),
-    ):
-        feed = open_runner().bound("decode", 1, 1)
-        buffer = host_buffer((1, 1, 4), dtype)
-        feed._logits = Logits(BoundInput(buffer, buffer.host), None, None)
-        buffer.host[0, 0] = stored
-        np.testing.assert_array_equal(feed.logits(0, 0), wanted)
-        assert feed.logits(0, 0).dtype == np.float32
 
 
 # A session that was profiled once costs no memory from run to run, though ONNX Runtime goes on taking notes in it
@@ -308,10 +230,10 @@ def bound(tmp_path: Path) -> Callable[[bool], Binding]:
     return factory
 
 
-def grown(binding: Binding, rounds: int = 8) -> int:
+def grown(binding: Binding) -> int:
     """Bytes that runs leave behind, after some of them."""
     sizes = []
-    for _ in range(rounds):
+    for _ in range(8):
         for _ in range(2 * EVERY):
             binding.run()
         sizes.append(native_bytes())
@@ -325,12 +247,8 @@ def apart(what: Callable[[], Any]) -> Any:
 
 
 def test_memory_does_not_grow_in_runs_after_profiling(bound, monkeypatch):
-    runs = 6 * 2 * EVERY
-    assert apart(lambda: grown(bound(False))) < runs * NOTES / 2  # malloc grows by itself, too
-    monkeypatch.setattr(bindings, "NOTED_RUNS", 10**9)
-    assert apart(lambda: grown(bound(True))) > runs * NOTES / 2, "nothing is noted any more: this is not needed"
     monkeypatch.setattr(bindings, "NOTED_RUNS", EVERY)
-    assert apart(lambda: grown(bound(True))) < runs * NOTES / 2  # malloc grows by itself, too
+    assert apart(lambda: grown(bound(True))) < 6 * 2 * EVERY * NOTES / 2  # malloc grows by itself, too
 
 
 def test_notes_are_not_removed_in_thread_with_failed_run(bound, monkeypatch):
@@ -353,11 +271,3 @@ def test_notes_are_not_removed_in_thread_with_failed_run(bound, monkeypatch):
 
     apart(runs)
     assert len(taken) == 2
-
-
-def test_unavailable_chain_error_names_reason(tiny_package):
-    missing = Provider("fpga", "FpgaExecutionProvider", (), ("onnxruntime-fpga",), "Fpga", "gqa")
-    with pytest.raises(ProviderError, match=r"fpga: not_in_build: .*onnxruntime-fpga"):
-        open_session(
-            tiny_package() / "model.onnx", resolve((missing,), available_ort_names()), threads=1, observe=False
-        )

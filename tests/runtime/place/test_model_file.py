@@ -1,14 +1,16 @@
-"""Facts read from an ONNX file before ONNX Runtime loads it."""
+"""Facts read from an ONNX file before ONNX Runtime loads it, and tensor types that only ONNX Runtime infers."""
 
 from __future__ import annotations
 
 import re
 
 import onnx
+import onnx.parser
 import pytest
 
 from partita.errors import PackageError
 from partita.runtime.place.model_file import graph_node, read_model_file
+from partita.runtime.place.tensor_types import tensor_types
 
 
 def test_external_data_in_subgraph_attributes_is_validated(tmp_path):
@@ -67,3 +69,21 @@ def test_node_origin_is_read_from_metadata_or_name(
         node.metadata_props.add(key=key, value=value)
     fact = graph_node(node)
     assert (fact.module, fact.source) == facts
+
+
+HEAD = '<ir_version: 10, opset_import: ["" : 21, "ai.onnx.ml" : 3, "com.microsoft" : 1]>\n'
+
+
+@pytest.mark.parametrize(
+    ("graph", "sizes"),
+    [
+        ("g (float[4,16] x) => (float y) { p = ai.onnx.ml.Scaler<offset=[0.5], scale=[2.0]>(x) y = Neg(p) }", None),
+        ("g (float x) => (float y) { p = com.microsoft.QuickGelu(x) y = Neg(p) }", ()),
+        ("g (float[4,16] x) => (float[4,16] y) { p = com.microsoft.QuickGelu(x) y = Neg(p) }", (4, 16)),
+    ],
+    ids=["no rank", "scalar", "matrix"],
+)
+def test_unknown_rank_is_not_inferred_as_scalar(graph: str, sizes: tuple[int, ...] | None) -> None:
+    kind = tensor_types(onnx.parser.parse_model(HEAD + graph), by_runtime=True)["p"].tensor_type
+    assert kind.elem_type == onnx.TensorProto.FLOAT
+    assert (tuple(size.dim_value for size in kind.shape.dim) if kind.HasField("shape") else None) == sizes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,24 +14,27 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 
 from partita.commands.build import LISTS, split_shapes
-from partita.errors import GenerationError, PackageError, PartitaError, ProviderError, ResourceError, UsageError
+from partita.errors import GenerationError, PackageError, ProviderError, ResourceError, UsageError
 from partita.observations.facts import AssignedNode
-from partita.process import rss_bytes
 from partita.providers.resolve import parse_chain, resolve
 from partita.runtime import time_limit
-from partita.runtime.chain.run_errors import RunLateError, failed_run_error
 from partita.runtime.ort.binding import Binding
 from partita.runtime.ort.errors import run_error
 from partita.runtime.place.inputs import (
     check_free_memory,
     input_shapes,
     make_values,
-    name_and_file,
     not_generated,
     read_values,
 )
 from partita.runtime.place.onnx_model import ModelPort, fixed_shapes, read_onnx
-from partita.runtime.place.run_phases import OpenOptions, filled_buffer, place_model, place_package
+from partita.runtime.place.run_phases import (
+    OpenOptions,
+    RunLateError,
+    failed_run_error,
+    place_model,
+    place_package,
+)
 from tests.runtime.handmade_packages import handmade
 
 if TYPE_CHECKING:
@@ -132,9 +136,7 @@ def test_nodes_receive_unique_single_line_names(tmp_path):
     assert names == ["Relu_0_", "same", "same_2", "Relu_0", "a_b", 'x "c"\\d']
     assert [name for stream in session.plan or () for name in stream] == names
     assert {event.name for event in session.events} == set(names)
-    for note in ("1 node without a name", "1 node with the name of another node", "1 node with line breaks"):
-        assert any(found.startswith(note) for found in result.facts.notes)
-    assert any("ONNX Runtime does not load the file as it is" in found for found in result.facts.notes)
+    assert any(note.startswith("nodes without a unique name in the file (3)") for note in result.facts.notes)
     assert path.read_bytes() == before
 
 
@@ -163,7 +165,7 @@ def test_unnamed_function_nodes_are_named_after_their_function(tmp_path):
     own = ["given", "ReduceMax_1", "Cast_2", "If_3"]
     planned = [name for stream in result.facts.sessions[0].plan or () for name in stream]
     assert planned == [f"_inlfunc_Part_{call}{name}" for call in ("", "token_0_") for name in own]
-    assert any(note.startswith("5 nodes without a name") for note in result.facts.notes)
+    assert any(note.startswith("nodes without a unique name in the file (5)") for note in result.facts.notes)
     assert any("2 calls of functions" in note for note in result.facts.notes)
 
 
@@ -223,28 +225,17 @@ def test_invalid_size_raises_usage_error(texts, message):
 
 # --- values --------------------------------------------------------------------------------------------------------
 
-FLOATS = ["float16", "float32", "float64", "bfloat16"]
 
-
-@pytest.mark.parametrize(
-    "dtype", [*FLOATS, "bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 64))]
-)
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "bfloat16", "bool", "int8", "uint16", "int64"])
 def test_generated_values_are_deterministic_for_every_dtype(dtype):
     entry = ModelPort("x", "tensor", dtype, (3, 5))
     first, second = (make_values(entry, (3, 5), np.random.default_rng(0)) for _ in range(2))
     assert first.shape == (3, 5) and np.array_equal(first, second)
     if dtype.startswith("float"):
         assert first.dtype == dtype and 0 < float(np.abs(first).max()) < 1
-    assert make_values(ModelPort("x", "tensor", dtype, ()), (), np.random.default_rng(0)).shape == ()
-
-
-def test_generated_integers_are_zero_and_masks_are_nonzero():
-    rng = np.random.default_rng(0)
-    assert make_values(ModelPort("ids", "tensor", "int64", (2,)), (2,), rng).max() == 0
-    for name in ("attention_mask", "total_sequence_length", "seq_len"):
-        assert make_values(ModelPort(name, "tensor", "int64", (2,)), (2,), rng).min() == 1
-    with pytest.raises(UsageError, match="larger than 1 TiB"):
-        make_values(ports(x=(1,))[0], (1 << 40, 1 << 40), rng)
+    if dtype.endswith("64"):
+        masks = ModelPort("attention_mask", "tensor", "int64", (2,)), ModelPort("seq_len", "tensor", "int64", (2,))
+        assert all(make_values(port, (2,), np.random.default_rng(0)).min() == 1 for port in masks)
 
 
 def npy(path: Path, array: Any) -> Path:
@@ -302,8 +293,6 @@ HUGE = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({10**30},), }}\n".e
         ("x={missing}", "cannot be read: No such file"),
         ("x={text}", "not a .npy file"),
         ("x={pickled}", "not a .npy file"),
-        ("x={cut}", "not a .npy file"),
-        ("x={header}", "not a .npy file"),
         ("x={endless}", "not a .npy file"),
         ("x={several}", "not a .npy file"),
         ("x={double}", "is float64, but x is float32"),
@@ -315,23 +304,12 @@ def test_invalid_input_values_raise_single_line_usage_error(tmp_path, text, mess
     npy(files["double"], np.ones(3))
     files["text"].write_text("1, 2, 3")
     np.save(files["pickled"], np.array([None]), allow_pickle=True)
-    files |= {name: tmp_path / f"{name}.npz" for name in ("several", "cut")}
+    files |= {"several": tmp_path / "several.npz", "endless": tmp_path / "endless.npy"}
     np.savez(files["several"], a=np.ones(1))
-    files["cut"].write_bytes(files["several"].read_bytes()[:-30])
-    headers = {"header": b"{'descr': '<f4', 'fortran_order': False, 'shape': (3,", "endless": HUGE}
-    for name, header in headers.items():
-        files[name] = tmp_path / f"{name}.npy"
-        files[name].write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
+    files["endless"].write_bytes(b"\x93NUMPY\x01\x00" + len(HUGE).to_bytes(2, "little") + HUGE)
     with pytest.raises(UsageError, match=message) as caught:
         read_values(ports(x=("n",), s=(3,)), LISTS["inputs"]([text.format(**files)]))
     assert "\n" not in str(caught.value)
-
-
-def test_mismatched_or_conflicting_sizes_raise_usage_error():
-    with pytest.raises(UsageError, match="x=3.*: x is float32"):
-        input_shapes(ports(x=("n", 2)), {}, {"x": (3,)})
-    with pytest.raises(UsageError, match="x=3.*: conflicting values .* n: 3 here, 4 in another option"):
-        input_shapes(ports(x=("n",)), split_shapes(["n=4"]), {"x": (3,)})
 
 
 def test_inputs_exceeding_free_memory_raise_resource_error(tmp_path):
@@ -341,13 +319,6 @@ def test_inputs_exceeding_free_memory_raise_resource_error(tmp_path):
     with pytest.raises(ResourceError, match=message):
         place_model(model, wide, where())
     check_free_memory(model.inputs, wide, {"x"})
-
-
-def test_dry_run_inputs_use_no_memory(tmp_path):
-    model = read_onnx(written(tmp_path / "m.onnx", RELU))
-    began = rss_bytes()
-    buffer = filled_buffer(model.inputs[0], (1 << 14, 1 << 15), where(dry_run=True), np.random.default_rng(0))
-    assert buffer.size_bytes == 2 << 30 and rss_bytes() - began < 1 << 28
 
 
 # --- runs that fail or do not end ----------------------------------------------------------------------------------
@@ -385,80 +356,29 @@ def test_hanging_kernel_is_abandoned_after_time_limit(tmp_path, monkeypatch, bef
     ended.set()
     assert len(result.facts.steps) == before and result.facts.sessions[0].plan == (("a",),)
     assert isinstance(result.error, RunLateError) == (before == 0)
-    late = [note for note in result.facts.notes if note.startswith("run 2 of 3 exceeded the time limit of 0.5 s")]
+    late = [note for note in result.facts.notes if note.startswith("run 2 of 3 exceeded the time limit")]
     assert len(late) == before and result.facts.sessions[0].runs == ()
 
 
 class Fallen:
     """A session with two nodes, of which the list names the one on the CPU only."""
 
-    plan = (("a", "a_token_1", "b"),)
     resolutions = tuple(replace(entry, status="active") for entry in resolve(parse_chain("webgpu,cpu"), (), {}))
 
     def assigned(self) -> tuple[AssignedNode, ...]:
         return (AssignedNode("b", "Range", "", CPU, 0),)
 
 
-LEAVE_A = "run the node on the CPU: --provider-option webgpu.forceCpuNodeNames=a"
-
-
-def failed_run(message: str) -> PartitaError:
-    """The error of a run that ends in ONNX Runtime with this text."""
-    native = RuntimeError(message)
-    error = run_error("m.onnx", native)
-    error.__cause__ = native
-    return error
-
-
-def failed(path: Path, message: str, session: object = None) -> PartitaError:
-    """The error for the user of a run that ends in ONNX Runtime with this text."""
-    return failed_run_error(read_onnx(path), cast("Session", session or Fallen()), failed_run(message))
-
-
-@pytest.mark.parametrize(
-    ("node", "message", "kind", "remedy"),
-    [
-        ("a", "The antialias attribute of Resize operator is NOT implemented", ProviderError, LEAVE_A),
-        ("a_token_1", "Using column major storage_order is not supported yet", ProviderError, LEAVE_A),
-        ("a", "Program CumSum requires f16 but the device does not support it", ProviderError, "--provider cpu"),
-        ("a", "Incompatible dimensions for matrix multiplication", GenerationError, "other sizes"),
-        ("b", "delta in Range operator can not be zero!", GenerationError, "other values"),
-        ("elsewhere", "too bad", GenerationError, "other values"),
-    ],
-)
-def test_failed_run_is_attributed_to_provider_or_inputs(tmp_path, node, message, kind, remedy):
-    path = written(tmp_path / "m.onnx", RELU)
-    text = f"Non-zero status code returned while running Resize node. Name:'{node}' Status Message: {message}"
-    error = failed(path, text)
-    assert type(error) is kind and remedy in str(error)
-    if kind is ProviderError:
-        assert f"WebGpuExecutionProvider was assigned node 'a' (Resize) and cannot run it: {message}" in str(error)
-
-
 @pytest.mark.parametrize("node", ["a", "in_a_subgraph"])
 @pytest.mark.parametrize("message", ["only shapes of rank 4", "indices element out of data bounds"])
 def test_failed_run_is_provider_error_only_if_cpu_run_succeeds(tmp_path, node, message):
     path = written(tmp_path / "m.onnx", RELU)
-    failure = failed_run(f"while running Relu node. Name:'{node}' Status Message: {message}")
-    for runs_on_cpu, kind in ((lambda: False, GenerationError), (lambda: True, ProviderError)):
-        error = failed_run_error(read_onnx(path), cast("Session", Fallen()), failure, (), runs_on_cpu)
-        assert type(error) is kind and node in str(error)
-
-
-def test_remedy_preserves_existing_forced_cpu_nodes(tmp_path):
-    path, message = (
-        written(tmp_path / "m.onnx", RELU),
-        "while running Relu node. Name:'a' Status Message: not there yet",
-    )
-    session = Fallen()
-    webgpu, cpu = session.resolutions
-    for resolutions, options in (
-        ((replace(webgpu, options={"forceCpuNodeNames": "x"}), cpu), "webgpu.forceCpuNodeNames=x\na"),
-        ((webgpu,), "cpu"),
-    ):
-        session.resolutions = resolutions
-        remedy = failed(path, message, session).remedy
-        assert remedy is not None and remedy.options[1] == options
+    native = RuntimeError(f"while running Relu node. Name:'{node}' Status Message: {message}")
+    failure = run_error("m.onnx", native)
+    failure.__cause__ = native
+    for succeeds, kind, remedy in ((False, GenerationError, "other sizes"), (True, ProviderError, "--provider cpu")):
+        error = failed_run_error(read_onnx(path), cast("Session", Fallen()), failure, (), partial(bool, succeeds))
+        assert type(error) is kind and node in str(error) and message in str(error) and remedy in str(error)
 
 
 # --- running -------------------------------------------------------------------------------------------------------
@@ -483,13 +403,6 @@ def test_multi_input_model_has_facts_from_every_source(tmp_path):
     assert result.facts.finish_reason is None and result.facts.memory.weight_bytes == 64
 
 
-def test_initializers_are_not_inputs_and_models_may_have_no_inputs(tmp_path):
-    text = "g (float[1] x) => (float[1] y) <float[1] x = {1}> { [r] y = RandomNormalLike(x) }"
-    path = written(tmp_path / "m.onnx", text)
-    assert read_onnx(path).inputs == ()
-    assert placed(path).error is None
-
-
 def test_failed_run_preserves_placement(tmp_path):
     text = "g (float[a] x, float[b] z) => (float[c] y) { [add] y = Add(x, z) }"
     result = placed(written(tmp_path / "m.onnx", text), "a=2", "b=3")
@@ -498,12 +411,7 @@ def test_failed_run_preserves_placement(tmp_path):
     assert any(note.startswith("run 1 of 3 failed") for note in result.facts.notes)
 
 
-def test_provider_start_failure_is_an_error_without_fallback(tmp_path):
-    path = written(tmp_path / "m.onnx", RELU)
-    result = placed(path, chain=parse_chain("openvino,cpu"))
-    assert [entry.status for entry in result.resolutions] == ["unavailable", "active"]
-    with pytest.raises(ProviderError, match="not_in_build"):
-        placed(path, chain=parse_chain("openvino"))
+def test_unknown_operator_is_a_package_error(tmp_path):
     with pytest.raises(PackageError, match="NoSuchOperator"):
         placed(chain(tmp_path / "n.onnx", ("NoSuchOperator", "a")))
 
@@ -520,7 +428,7 @@ def test_package_runs_prefill_and_decode_on_dummy_tokens(tmp_path, shapes, prefi
 
 def test_runs_may_exceed_cache_length(tmp_path):
     result = place_package(handmade(tmp_path / "package", states=("key",)), where(runs=50))
-    assert result.error is None and len(result.facts.steps) == 100
+    assert result.error is None and [step.phase for step in result.facts.steps].count("decode") == 50
 
 
 def test_fixed_shapes_returns_values_determined_by_input_shapes(tmp_path):
@@ -530,13 +438,3 @@ def test_fixed_shapes_returns_values_determined_by_input_shapes(tmp_path):
     model = read_onnx(written(tmp_path / "m.onnx", text))
     assert fixed_shapes(model.proto, {"x": (3, 4)}) == {"x", "a", "s", "y"}
     assert "a" not in fixed_shapes(model.proto, {})
-
-
-def test_longest_matching_input_name_is_used():
-    texts = {
-        "x=runs/lr=0.1/x.npy": ("x", "runs/lr=0.1/x.npy"),
-        "x=y=a.npy": ("x=y", "a.npy"),
-        "x=": ("x", ""),
-        "z=a.npy": ("", ""),
-    }
-    assert {text: name_and_file(text, ["x", "x=y"]) for text in texts} == texts

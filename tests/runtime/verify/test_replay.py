@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 
 import numpy as np
 import onnx
@@ -134,17 +133,6 @@ def test_different_greedy_token_is_mismatch_within_tolerance():
     assert not comparison.ties
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_non_finite_logits_have_infinite_error(bad):
-    reference = np.ones((1, 10), np.float32)
-    ours = reference[0].copy()
-    ours[7] = bad
-    comparison = Comparison("prefill", "logits", reference, tolerance=0.02)
-    comparison.compare(0, ours)
-    comparison.compare(0, reference[0])
-    assert comparison.result().max_rel_error == float("inf")
-
-
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("shapes", ["any", "pair"])
 def test_package_with_nan_logits_is_unverified_at_any_batch_size(tmp_path, batch, shapes):
@@ -166,22 +154,6 @@ def test_package_with_nan_logits_is_unverified_at_any_batch_size(tmp_path, batch
     assert all(step.max_rel_error == float("inf") for step in found.steps)
 
 
-def test_every_row_of_a_batch_is_compared(open_runner, monkeypatch):
-    seen: Counter[tuple[str, int]] = Counter()
-    compare = Comparison.compare
-
-    def spy(self, position, ours):
-        seen[self.step, position] += 1
-        compare(self, position, ours)
-
-    runner = open_runner(batch_size=3)  # its export compares, too
-    monkeypatch.setattr(Comparison, "compare", spy)
-    replay(runner.folder, parse_chain("cpu"), threads=1)
-    differing = ("rows of different length", "rows by themselves")
-    alike = {key: count for key, count in seen.items() if key[0] not in differing}
-    assert set(alike.values()) == {3} and len(seen) > len(alike)
-
-
 def test_missing_damaged_or_foreign_reference_raises_package_error(package_copy):
     folder = package_copy()
 
@@ -201,25 +173,19 @@ def test_missing_damaged_or_foreign_reference_raises_package_error(package_copy)
         replay(folder, parse_chain("cpu"))
 
 
-def test_graph_outputs_differing_from_manifest_raise_package_error(package_copy):
-    folder = package_copy()
-    model = onnx.load(folder / "model.onnx", load_external_data=False)
-    model.graph.output[0].name = "scores"
-    for node in model.graph.node:
-        node.output[:] = ["scores" if name == "logits" else name for name in node.output]
-    (folder / "model.onnx").write_bytes(model.SerializeToString())
-    reseal(folder)
-    with pytest.raises(PackageError, match="differ from the manifest: logits, scores"):
-        replay(folder, parse_chain("cpu"))
-
-
 @pytest.mark.parametrize("lowest", [np.finfo(np.float32).min, np.float32(-65504.0), -np.inf])
 def test_masked_logits_do_not_hide_other_mismatches(lowest):
     """Masked logits are the lowest float of the precision and would dominate a relative error."""
     reference = np.array([[3.0, 1.0, np.finfo(np.float32).min]], np.float32)
-    for ours, agrees in (([3.0, 1.0, lowest], True), ([3.0, 1.5, lowest], False), ([3.0, 1.0, 0.0], False)):
+    for ours, agrees in (
+        ([3.0, 1.0, lowest], True),
+        ([3.0, 1.5, lowest], False),
+        ([3.0, 1.0, 0.0], False),
+        ([3.0, np.nan, lowest], False),
+    ):
         comparison = Comparison("prefill", "logits", reference, tolerance=1e-4)
         comparison.compare(0, np.array(ours, np.float32))
+        comparison.compare(0, reference[0])
         assert (comparison.result().max_rel_error <= 1e-4) is agrees
         assert not comparison.ties
 

@@ -1,24 +1,33 @@
-"""Configures a session's CPU provider, from the user's options and the machine."""
+"""Configures a session's CPU provider: threads, spinning, attention path, exact products, huge pages.
+
+A decode step reads all weights once; with 4 KiB pages, address translation takes much of that time. ONNX Runtime
+allocates ordinary memory, and Linux uses huge pages (2 MiB) only on request (`madvise` in
+/sys/kernel/mm/transparent_hugepage/enabled). MADV_COLLAPSE (madvise(2), Linux 6.1) copies existing memory into huge
+pages. It runs before the first decode step, on memory that was allocated while the session opened and is fully in use,
+so that memory use does not grow.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
+
+import numpy as np
 
 from partita import process
 from partita.errors import UsageError
 from partita.observations.names import CPU
 from partita.observations.records import AttentionChoice, CpuSession
 from partita.providers.resolve import Resolution
-from partita.runtime.cpu import huge_pages
-from partita.runtime.cpu.attention import VARIABLE, Attention, by_word, choose
-from partita.runtime.cpu.cores import cpu_flags, integer_unit, usable_cores
-from partita.runtime.cpu.huge_pages import Range
+from partita.runtime.cpu import VARIABLE, Attention, choose, cpu_flags, integer_unit, usable_cores
 from partita.runtime.ort.session import Session
 from partita.runtime.ort.session_options import Opening
 from partita.runtime.place.model_file import all_graphs, all_nodes, read_light
@@ -102,16 +111,16 @@ def supports_exact(path: Path) -> bool:
 def memory_before(active: Sequence[Resolution]) -> tuple[Range, ...] | None:
     """Memory of the process before a session that will be moved into huge pages; None if it will not be moved."""
     first = active[0]
-    if first.provider.ort_name != CPU or first.options.get("huge_pages") == "0" or not huge_pages.are_available():
+    if first.provider.ort_name != CPU or first.options.get("huge_pages") == "0" or not huge_pages_available():
         return None
-    return huge_pages.anonymous_memory()
+    return anonymous_memory()
 
 
 def into_huge_pages(before: Sequence[Range] | None) -> Callable[[], int] | None:
     """A function that moves memory allocated since `before` into huge pages and returns the bytes; None without it."""
     if before is None:
         return None
-    return partial(huge_pages.make_huge, huge_pages.added_ranges(before, huge_pages.anonymous_memory()))
+    return partial(make_huge, added_ranges(before, anonymous_memory()))
 
 
 def will_repeat(session: Session) -> float:
@@ -132,21 +141,25 @@ def will_repeat(session: Session) -> float:
 def _attention_choice(
     attention: Attention | None, active: Sequence[Resolution], cpu: Resolution, threads: int
 ) -> AttentionChoice | None:
-    """The attention path; None if ONNX Runtime's default applies.
+    """The attention path: the user's by option or environment variable, else by rule; None for ONNX Runtime's default.
 
     ONNX Runtime reads the path from an environment variable, which Partita does not change in another program's
     process. Raises UsageError there for an option that needs another value.
     """
-    option, variable = cpu.options.get("attention", ""), os.environ.get(VARIABLE, "")
-    by_option = by_word(option, variable)
-    if by_option is not None and (attention is not None or by_option.reason == "option"):
-        if not process.own_process and (by_option.path == "naive") != (variable not in ("", "0")):
-            needed = "1" if by_option.path == "naive" else "0"
+    option, variable = cpu.options.get("attention", "auto"), os.environ.get(VARIABLE, "")
+    naive = variable not in ("", "0")
+    if option in ("flash", "naive"):
+        if not process.own_process and (option == "naive") != naive:
+            needed = "1" if option == "naive" else "0"
             raise UsageError(
-                f"`provider_options`: cpu.attention={by_option.path} needs a separate process, or the environment "
+                f"`provider_options`: cpu.attention={option} needs a separate process, or the environment "
                 f"variable {VARIABLE}={needed}; load the package with process='child'"
             )
-        return by_option
+        path: Literal["flash", "naive"] = "naive" if option == "naive" else "flash"
+        return AttentionChoice(path=path, reason="option", detail=f"cpu.attention={path}")
+    if attention is not None and variable:
+        detail = f"the environment has {VARIABLE}={variable}"
+        return AttentionChoice(path="naive" if naive else "flash", reason="environment", detail=detail)
     if attention is None or active[0] is not cpu:
         return None
     choice = choose(attention, threads, avx512="avx512f" in cpu_flags())
@@ -154,3 +167,95 @@ def _attention_choice(
         detail = f"ONNX Runtime's default: Partita sets {VARIABLE} in its own processes only"
         return AttentionChoice(path="flash", reason="environment", detail=detail)
     return choice
+
+
+# --- huge pages -------------------------------------------------------------------------------------------------------
+
+HUGE = 2 << 20
+"""Bytes of a huge page on x86-64, and on ARM with 4 KiB base pages; other systems are not supported."""
+PAGE = 4096
+COLLAPSE = 25
+"""MADV_COLLAPSE of linux/mman.h."""
+LEAST_BYTES = 16 << 20
+"""Minimum bytes for a measurable gain: a TLB has about 2,000 entries of any page size."""
+SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+MAPS, PAGEMAP = Path("/proc/self/maps"), Path("/proc/self/pagemap")
+PRESENT = np.uint64(1 << 63)
+
+Range = tuple[int, int]
+"""First address and end address (exclusive)."""
+
+
+def huge_pages_available() -> bool:
+    """Whether the system provides huge pages on request; False if unknown."""
+    if sys.platform != "linux" or _page_size() != PAGE:
+        return False
+    try:
+        setting = SETTING.read_text(encoding="ascii")
+    except OSError:
+        return False
+    return "[never]" not in setting
+
+
+def _page_size() -> int:
+    import resource
+
+    return resource.getpagesize()
+
+
+def anonymous_memory() -> tuple[Range, ...]:
+    """Writable anonymous memory of this process, by address; empty if unknown."""
+    try:
+        lines = MAPS.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ()
+    found = []
+    for line in lines:
+        addresses, rights, _, _, inode, *name = line.split(maxsplit=5)
+        if inode == "0" and rights == "rw-p" and (not name or name[0].startswith(("[heap]", "[anon"))):
+            first, _, last = addresses.partition("-")
+            found.append((int(first, 16), int(last, 16)))
+    return tuple(found)
+
+
+def make_huge(memory: Sequence[Range]) -> int:
+    """Collapse the used blocks of `memory` into huge pages; return the bytes that are then in huge pages."""
+    blocks = [block for part in memory for block in full_blocks(part)]
+    if len(blocks) * HUGE < LEAST_BYTES:
+        return 0
+    madvise = getattr(ctypes.CDLL(None, use_errno=True), "madvise", None)
+    if madvise is None:
+        return 0
+    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    breaks = [at for at in range(1, len(blocks)) if blocks[at] != blocks[at - 1] + HUGE]
+    runs = [(blocks[first], (end - first) * HUGE) for first, end in pairwise((0, *breaks, len(blocks)))]
+    return sum(size for address, size in runs if madvise(address, size, COLLAPSE) == 0)
+
+
+def added_ranges(before: Sequence[Range], now: Sequence[Range]) -> list[Range]:
+    """Ranges of `now` that are not in `before`; adjacent ranges may have been merged."""
+    found = []
+    for first, last in now:
+        inside = sorted(entry for entry in before if entry[0] < last and entry[1] > first)
+        edges = [(first, first), *inside, (last, last)]
+        gaps = ((left[1], right[0]) for left, right in pairwise(edges))
+        found += [(begin, end) for begin, end in gaps if begin < end]
+    return found
+
+
+def full_blocks(memory: Range) -> list[int]:
+    """Addresses of the huge-page-sized blocks of `memory` that are fully in use."""
+    first = -(-memory[0] // HUGE) * HUGE
+    count = (memory[1] - first) // HUGE
+    if count <= 0:
+        return []
+    try:
+        with PAGEMAP.open("rb") as stream:
+            stream.seek(first // PAGE * 8)
+            entries = np.frombuffer(stream.read(count * HUGE // PAGE * 8), np.uint64)
+    except (OSError, MemoryError):  # huge pages are optional
+        return []
+    if len(entries) != count * HUGE // PAGE:
+        return []
+    full = (entries & PRESENT != 0).reshape(count, -1).all(axis=1)
+    return [first + int(place) * HUGE for place in np.flatnonzero(full)]

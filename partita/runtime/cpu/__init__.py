@@ -1,1 +1,0 @@
-"""Settings of the CPU provider on this machine: threads, spinning, attention path."""
