@@ -124,7 +124,10 @@ def cut_proto(proto: onnx.ModelProto, folder: Path, sizes: Mapping[str, tuple[in
     fixed = tensor_types(proto, sizes, by_runtime=True)
     ports = (*proto.graph.value_info, *proto.graph.output)
     types = tensor_types(proto, by_runtime=True)
-    constants = {**known_values(proto, types), **find_constants(proto)}  # ONNX Runtime folds known values, too
+    constants = {
+        **known_values(proto, types, shapes=False),
+        **find_constants(proto),
+    }  # ONNX Runtime folds known values, too
     return Graph(
         proto=proto,
         folder=folder,
@@ -337,10 +340,12 @@ def _dense_zeros(sparse: onnx.SparseTensorProto) -> onnx.TensorProto:
     )
 
 
-def known_values(proto: onnx.ModelProto, kinds: Mapping[str, onnx.TypeProto]) -> dict[str, onnx.TensorProto]:
+def known_values(
+    proto: onnx.ModelProto, kinds: Mapping[str, onnx.TypeProto], *, shapes: bool = True
+) -> dict[str, onnx.TensorProto]:
     """Small tensors of the main graph that depend only on constants and sizes, without the file's constants.
 
-    `kinds`: types of tensors; sizes that they lack are unknown.
+    `kinds`: types of tensors; sizes that they lack are unknown. `shapes`: whether values may depend on sizes.
     """
     import onnx
 
@@ -353,13 +358,17 @@ def known_values(proto: onnx.ModelProto, kinds: Mapping[str, onnx.TypeProto]) ->
     opsets = {entry.domain: entry.version for entry in proto.opset_import}
     for node in proto.graph.node:
         if not node.domain:
-            values.update(zip(node.output, _evaluate(node, opsets, values, kinds), strict=False))
+            values.update(zip(node.output, _evaluate(node, opsets, values, kinds, shapes), strict=False))
     kept = {name: value for name, value in values.items() if name and name not in given}
     return {name: onnx.numpy_helper.from_array(value, name) for name, value in kept.items()}
 
 
 def _evaluate(
-    node: onnx.NodeProto, opsets: Mapping[str, int], values: Mapping[str, Any], kinds: Mapping[str, onnx.TypeProto]
+    node: onnx.NodeProto,
+    opsets: Mapping[str, int],
+    values: Mapping[str, Any],
+    kinds: Mapping[str, onnx.TypeProto],
+    shapes: bool,
 ) -> tuple[Any, ...]:
     """The outputs of a node if known, else empty."""
     import numpy as np
@@ -372,7 +381,8 @@ def _evaluate(
         return (onnx.numpy_helper.to_array(constant),) if small else ()
     known = {name: values[name] for name in node.input if name in values}
     try:
-        if node.op_type in ("Shape", "Size") and (sizes := sizes_of(kinds.get(node.input[0]))) is not None:
+        sizes = sizes_of(kinds.get(node.input[0])) if shapes and node.op_type in ("Shape", "Size") else None
+        if sizes is not None:
             known[node.input[0]] = np.broadcast_to(np.float32(0), sizes)
         elif not _is_small_result(node, [*known.values()], kinds):
             return ()
