@@ -124,10 +124,8 @@ def cut_proto(proto: onnx.ModelProto, folder: Path, sizes: Mapping[str, tuple[in
     fixed = tensor_types(proto, sizes, by_runtime=True)
     ports = (*proto.graph.value_info, *proto.graph.output)
     types = tensor_types(proto, by_runtime=True)
-    constants = {
-        **known_values(proto, types, shapes=False),
-        **find_constants(proto),
-    }  # ONNX Runtime folds known values, too
+    # ONNX Runtime folds known values, too.
+    constants = {**known_values(proto, types, shapes=False), **find_constants(proto)}
     return Graph(
         proto=proto,
         folder=folder,
