@@ -168,7 +168,6 @@ def at_opset(variant: Variant, opset: int) -> Variant | None:
     if _legal(moved):
         return moved
     model = variant_model(variant)
-    del model.functions[:]
     try:
         converted = onnx.version_converter.convert_version(model, opset)
         # The converter turns an attribute into an input: a constant next to the node.

@@ -213,14 +213,6 @@ def _inline_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
     return made
 
 
-def called_functions(proto: onnx.ModelProto, nodes: Sequence[onnx.NodeProto]) -> tuple[onnx.FunctionProto, ...]:
-    """All functions of the file if one of the nodes calls one, else none."""
-    names = {(function.domain, function.name) for function in proto.functions}
-    inner = (entry for node in nodes for attribute in node.attribute for entry in all_nodes(attribute.g))
-    calls = any((node.domain, node.op_type) in names for node in (*nodes, *inner))
-    return tuple(proto.functions) if calls else ()
-
-
 # --- names of tensors ----------------------------------------------------------------------------------------------
 
 
