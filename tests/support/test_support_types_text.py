@@ -2,51 +2,57 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from partita.support.records import Assignments
 from partita.support.sections import refused_text, supported_text
 
-
-def test_all_types_supported_text_lists_all():
-    types = Assignments(variables=("T",), supported=(("float32",), ("int8",)))
-    assert (supported_text(types), refused_text(types)) == ("all: float32, int8", "")
-
-
-def test_no_types_supported_text_is_none():
-    types = Assignments(variables=("T",), rejected=(("float32",), ("int8",)))
-    assert (supported_text(types), refused_text(types)) == ("none", "float32, int8")
+ROWS = tuple((a, b) for a in ("float32", "float16") for b in ("int32", "int64"))
+ODD, EVEN = (
+    tuple(
+        (x, y, z) for x in "abcdefgh" for y in "abcdefgh" for z in "abcdefgh" if (ord(x) + ord(y) + ord(z)) % 2 == odd
+    )
+    for odd in (1, 0)
+)
 
 
-def test_untested_types_omit_the_all_prefix():
-    types = Assignments(variables=("T",), supported=(("float32",),), untested=(("int8",),))
-    assert supported_text(types) == "float32"
-
-
-def test_product_of_types_is_listed_per_variable():
-    rows = tuple((a, b) for a in ("float32", "float16") for b in ("int32", "int64"))
-    types = Assignments(variables=("T", "I"), supported=rows, rejected=(("float64", "int32"), ("float64", "int64")))
-    assert supported_text(types) == "T: float32, float16; I: int32, int64"
-    assert refused_text(types) == "the other 2 combinations"
-
-
-def test_non_product_types_are_listed_as_combinations():
-    types = Assignments(variables=("T1", "T2"), supported=(("a", "x"), ("b", "x"), ("b", "y")), rejected=(("a", "y"),))
-    assert supported_text(types) == "T1 a with T2 x; T1 b with T2 x, y"
-    assert refused_text(types) == "the other 1 combination"
-
-
-def test_equal_type_variables_are_listed_as_equation():
-    types = Assignments(variables=("T", "U"), supported=(("a", "a"), ("b", "b")), rejected=(("a", "b"), ("b", "a")))
-    assert supported_text(types) == "T = U: a, b"
-
-
-def test_many_combinations_are_counted():
-    names = "abcdefgh"
-    taken = tuple((x, y, z) for x in names for y in names for z in names if (ord(x) + ord(y) + ord(z)) % 2)
-    left = tuple((x, y, z) for x in names for y in names for z in names if not (ord(x) + ord(y) + ord(z)) % 2)
-    types = Assignments(variables=("A", "B", "C"), supported=taken, rejected=left)
-    assert supported_text(types) == f"{len(taken)} of 512 combinations of A, B, C"
-
-
-def test_fixed_input_types_are_omitted():
-    types = Assignments(variables=("T", "tensor(int64)"), supported=(("float32", "int64"),))
-    assert supported_text(types) == "float32"
+@pytest.mark.parametrize(
+    ("variables", "outcomes", "supported", "refused"),
+    [
+        ("T", {"supported": (("float32",), ("int8",))}, "all: float32, int8", ""),
+        ("T", {"rejected": (("float32",), ("int8",))}, "none", "float32, int8"),
+        ("T", {"supported": (("float32",),), "untested": (("int8",),)}, "float32", ""),
+        (
+            "TI",
+            {"supported": ROWS, "rejected": (("float64", "int32"), ("float64", "int64"))},
+            "T: float32, float16; I: int32, int64",
+            "the other 2 combinations",
+        ),
+        (
+            "TU",
+            {"supported": (("a", "x"), ("b", "x"), ("b", "y")), "rejected": (("a", "y"),)},
+            "T a with U x; T b with U x, y",
+            "the other 1 combination",
+        ),
+        (
+            "TU",
+            {"supported": (("a", "a"), ("b", "b")), "rejected": (("a", "b"), ("b", "a"))},
+            "T = U: a, b",
+            "the other 2 combinations",
+        ),
+        (
+            "ABC",
+            {"supported": ODD, "rejected": EVEN},
+            "256 of 512 combinations of A, B, C",
+            "the other 256 combinations",
+        ),
+        (("T", "tensor(int64)"), {"supported": (("float32", "int64"),)}, "float32", ""),
+    ],
+)
+def test_types_are_described_by_the_shortest_exact_text(
+    variables: Any, outcomes: dict[str, Any], supported: str, refused: str
+) -> None:
+    types = Assignments(variables=tuple(variables), **outcomes)
+    assert (supported_text(types), refused_text(types)) == (supported, refused)

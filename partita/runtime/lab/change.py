@@ -21,6 +21,7 @@ from partita.runtime.place.tensor_types import (
     SMALL_BYTES,
     element_of,
     is_fixed,
+    rank_of,
     tensor_type,
     tensor_types,
     with_element,
@@ -167,7 +168,6 @@ def at_opset(variant: Variant, opset: int) -> Variant | None:
     if _legal(moved):
         return moved
     model = variant_model(variant)
-    del model.functions[:]
     try:
         converted = onnx.version_converter.convert_version(model, opset)
         # The converter turns an attribute into an input: a constant next to the node.
@@ -335,11 +335,20 @@ def _other_values(variant: Variant, operator: Operator) -> Iterator[Variation]:
             # The default is covered by omitting the attribute.
             if value is None or value == now or (value == default and name in given):
                 continue
+            if name == "axis" and not _is_axis(variant, value):
+                continue
             kind = getattr(onnx.AttributeProto, entry.kind.upper())  # a list may be empty
             made = onnx.helper.make_attribute(name, list(value) if isinstance(value, tuple) else value, attr_type=kind)
             before = f"{name}={value_text(now)}" if now is not None else f"{name} omitted"
             changed = with_attributes(variant, {name: made})
             yield described(Substitution(f"{name}={value_text(value)}", before), changed)
+
+
+def _is_axis(variant: Variant, value: Any) -> bool:
+    """Whether the first input has this axis; True if its rank is unknown."""
+    feed = variant.feed(variant.node.input[0]) if variant.node.input else None
+    rank = rank_of(feed.kind) if feed is not None else None
+    return rank is None or (isinstance(value, int) and -rank <= value < rank)
 
 
 def _default(raw: bytes) -> Any:

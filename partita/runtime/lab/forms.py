@@ -124,7 +124,7 @@ def forms(operator: Operator) -> tuple[Form, ...]:
 
 
 def distinct(found: Iterable[Form]) -> list[Form]:
-    """Forms of one version, without those that differ only in sizes."""
+    """Forms of one version; forms that differ only in sizes count once."""
 
     def key(form: Form) -> str:
         ports = [None if port is None else (len(port.shape), port.values) for port in form.inputs]

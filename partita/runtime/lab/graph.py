@@ -124,7 +124,8 @@ def cut_proto(proto: onnx.ModelProto, folder: Path, sizes: Mapping[str, tuple[in
     fixed = tensor_types(proto, sizes, by_runtime=True)
     ports = (*proto.graph.value_info, *proto.graph.output)
     types = tensor_types(proto, by_runtime=True)
-    constants = {**known_values(proto, types), **find_constants(proto)}  # ONNX Runtime folds known values, too
+    # ONNX Runtime folds known values, too.
+    constants = {**known_values(proto, types, shapes=False), **find_constants(proto)}
     return Graph(
         proto=proto,
         folder=folder,
@@ -210,14 +211,6 @@ def _inline_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
     except Exception:  # noqa: BLE001 - native code; only function nodes become untestable
         return proto
     return made
-
-
-def called_functions(proto: onnx.ModelProto, nodes: Sequence[onnx.NodeProto]) -> tuple[onnx.FunctionProto, ...]:
-    """All functions of the file if one of the nodes calls one, else none."""
-    names = {(function.domain, function.name) for function in proto.functions}
-    inner = (entry for node in nodes for attribute in node.attribute for entry in all_nodes(attribute.g))
-    calls = any((node.domain, node.op_type) in names for node in (*nodes, *inner))
-    return tuple(proto.functions) if calls else ()
 
 
 # --- names of tensors ----------------------------------------------------------------------------------------------
@@ -337,10 +330,12 @@ def _dense_zeros(sparse: onnx.SparseTensorProto) -> onnx.TensorProto:
     )
 
 
-def known_values(proto: onnx.ModelProto, kinds: Mapping[str, onnx.TypeProto]) -> dict[str, onnx.TensorProto]:
+def known_values(
+    proto: onnx.ModelProto, kinds: Mapping[str, onnx.TypeProto], *, shapes: bool = True
+) -> dict[str, onnx.TensorProto]:
     """Small tensors of the main graph that depend only on constants and sizes, without the file's constants.
 
-    `kinds`: types of tensors; sizes that they lack are unknown.
+    `kinds`: types of tensors; sizes that they lack are unknown. `shapes`: whether values may depend on sizes.
     """
     import onnx
 
@@ -353,13 +348,17 @@ def known_values(proto: onnx.ModelProto, kinds: Mapping[str, onnx.TypeProto]) ->
     opsets = {entry.domain: entry.version for entry in proto.opset_import}
     for node in proto.graph.node:
         if not node.domain:
-            values.update(zip(node.output, _evaluate(node, opsets, values, kinds), strict=False))
+            values.update(zip(node.output, _evaluate(node, opsets, values, kinds, shapes), strict=False))
     kept = {name: value for name, value in values.items() if name and name not in given}
     return {name: onnx.numpy_helper.from_array(value, name) for name, value in kept.items()}
 
 
 def _evaluate(
-    node: onnx.NodeProto, opsets: Mapping[str, int], values: Mapping[str, Any], kinds: Mapping[str, onnx.TypeProto]
+    node: onnx.NodeProto,
+    opsets: Mapping[str, int],
+    values: Mapping[str, Any],
+    kinds: Mapping[str, onnx.TypeProto],
+    shapes: bool,
 ) -> tuple[Any, ...]:
     """The outputs of a node if known, else empty."""
     import numpy as np
@@ -372,7 +371,8 @@ def _evaluate(
         return (onnx.numpy_helper.to_array(constant),) if small else ()
     known = {name: values[name] for name in node.input if name in values}
     try:
-        if node.op_type in ("Shape", "Size") and (sizes := sizes_of(kinds.get(node.input[0]))) is not None:
+        sizes = sizes_of(kinds.get(node.input[0])) if shapes and node.op_type in ("Shape", "Size") else None
+        if sizes is not None:
             known[node.input[0]] = np.broadcast_to(np.float32(0), sizes)
         elif not _is_small_result(node, [*known.values()], kinds):
             return ()

@@ -23,7 +23,6 @@ from pydantic import TypeAdapter
 from partita.files import cache_folder
 from partita.files import replace as replace_file
 from partita.observations.native_text import cut
-from partita.providers.cuda_dry_run.devices import PREFIX
 from partita.providers.resolve import Resolution
 from partita.runtime.chain.provider_check import PROBE_MODEL
 from partita.runtime.lab.graph import CannotProbeError, Graph
@@ -79,11 +78,6 @@ class Lab:
     def __exit__(self, *_: object) -> None:
         self._end()
         self.cache.save()
-
-    @property
-    def dry_run(self) -> bool:
-        """Whether the provider cannot compute."""
-        return any(name.startswith(PREFIX) for name in self.environment)
 
     @property
     def compiles(self) -> bool:

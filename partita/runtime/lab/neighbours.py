@@ -244,5 +244,5 @@ def holder_models(variant: Variant, op_type: str, *, unchanged: bool) -> tuple[s
     graph.node.append(
         onnx.helper.make_node(BRANCH if branch else "Loop", inputs, made, name=f"{AUXILIARY}0", **attributes)
     )
-    model = finish(graph, variant.opsets, variant.ir_version, variant.functions)
+    model = finish(graph, variant.opsets, variant.ir_version)
     return (WITH if unchanged else IN)[branch], model

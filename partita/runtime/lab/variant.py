@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from partita import dtypes
-from partita.runtime.lab.graph import CannotProbeError, Graph, called_functions, free_names, inner_names, rename
+from partita.runtime.lab.graph import CannotProbeError, Graph, free_names, inner_names, rename
 from partita.runtime.lab.schema import Operator, find_operator, plain_domain
 from partita.runtime.place.model_file import all_graphs, subgraphs_of, tensors_read
 from partita.runtime.place.tensor_types import (
@@ -89,7 +89,6 @@ class Variant:
     """One for each tensor that the node or its subgraphs read."""
     opsets: Mapping[str, int]
     ir_version: int
-    functions: tuple[onnx.FunctionProto, ...] = field(default=())
     inner_outputs: frozenset[str] = frozenset()
     """Outputs that are not graph outputs, because other nodes read them."""
     output_types: Mapping[str, onnx.TypeProto] = field(default_factory=dict)
@@ -130,7 +129,6 @@ def node_variant(graph: Graph, name: str) -> Variant:
         feeds,
         {plain_domain(entry.domain): entry.version for entry in graph.proto.opset_import},
         graph.proto.ir_version,
-        called_functions(graph.proto, [original]),
         frozenset(new for old, new in outputs.items() if old not in graph.outputs),
         {new: graph.fixed[old] for old, new in outputs.items() if is_fixed(graph.fixed.get(old))},
     )
@@ -219,7 +217,7 @@ def variant_model(variant: Variant, *, auxiliary: bool = False) -> onnx.ModelPro
     `auxiliary`: add a Neg, because a compiling provider may not support a partition of a single node, and a Cast after
     each internal output.
     """
-    return finish(variant_graph(variant, auxiliary=auxiliary), variant.opsets, variant.ir_version, variant.functions)
+    return finish(variant_graph(variant, auxiliary=auxiliary), variant.opsets, variant.ir_version)
 
 
 def variant_graph(variant: Variant, *, auxiliary: bool = False) -> onnx.GraphProto:
@@ -326,7 +324,7 @@ def part_model(
         elif kind is not None:
             part.value_info.add(name=name, type=kind)
     opsets = {entry.domain: entry.version for entry in graph.proto.opset_import}
-    return finish(part, opsets, graph.proto.ir_version, called_functions(graph.proto, chosen))
+    return finish(part, opsets, graph.proto.ir_version)
 
 
 def _add_feeds(graph: onnx.GraphProto, feeds: Sequence[ExperimentInput]) -> None:
@@ -338,15 +336,12 @@ def _add_feeds(graph: onnx.GraphProto, feeds: Sequence[ExperimentInput]) -> None
             graph.input.add(name=feed.name, type=feed.kind)
 
 
-def finish(
-    graph: onnx.GraphProto, opsets: Mapping[str, int], ir_version: int, functions: Sequence[onnx.FunctionProto]
-) -> onnx.ModelProto:
+def finish(graph: onnx.GraphProto, opsets: Mapping[str, int], ir_version: int) -> onnx.ModelProto:
     """The model that contains a graph."""
     import onnx
 
     model = onnx.ModelProto(ir_version=ir_version)
     model.graph.CopyFrom(graph)
-    model.functions.extend(functions)
     for domain, version in sorted(opsets.items()):
         model.opset_import.add(domain=domain, version=version)
     return model

@@ -57,11 +57,7 @@ def chain(tmp_path) -> Graph:
     return cut_graph(read_onnx(path), {})
 
 
-ALONE = [(f"n{step}",) for step in range(NODES)]
-TOGETHER = [("n0", "n1"), ("n3", "n4"), ("n0", "n15"), ("n2", "n9"), ("n14", "n15")]
-
-
-@pytest.mark.parametrize("culprits", [*ALONE, *TOGETHER])
+@pytest.mark.parametrize("culprits", [("n0",), ("n7",), ("n15",), ("n0", "n15"), ("n2", "n9"), ("n14", "n15")])
 @pytest.mark.parametrize("outcome", ["failed", "crashed", "timed_out"])
 def test_bisection_finds_nodes_that_fail_alone_or_together(chain, culprits, outcome):
     lab = ScriptedLab(lambda names: set(culprits) <= set(names), outcome=outcome)
@@ -109,15 +105,6 @@ def test_bisection_finds_every_rejected_part_and_tests_the_rest(chain):
     found = rejected(chain, lab)
     assert found is not None and [part.nodes for part in found.parts] == [("n3",), ("n9", "n12")]
     assert found.rest_opens and sum(part.attempts for part in found.parts) <= len(lab.asked)
-
-
-def test_slow_search_in_large_graph_stops_after_first_part(chain, monkeypatch):
-    monkeypatch.setattr("partita.runtime.lab.bisection.MORE_SECONDS", -1.0)
-    slow = rejected(chain, ScriptedLab(lambda names: "n3" in names or "n9" in names))
-    assert slow is not None and [part.nodes for part in slow.parts] == [("n3",), ("n9",)], "it is a small graph"
-    monkeypatch.setattr("partita.runtime.lab.bisection.FEW_TRIES", 2)
-    found = rejected(chain, ScriptedLab(lambda names: "n3" in names or "n9" in names))
-    assert found is not None and found.nodes == ("n3",) and found.other_parts == () and not found.rest_opens
 
 
 def test_rest_opens_is_false_if_every_node_is_rejected(chain):

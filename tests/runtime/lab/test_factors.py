@@ -124,23 +124,9 @@ def test_attributes_vary_for_every_operator_and_version():
     assert sum(len(list(other_attributes(variant))) for variant in found) > 1000
 
 
-# --- together ------------------------------------------------------------------------------------------------------
-
-
-def test_combined_variations_have_two_factors(case):
-    every = [combine_factors(case(text, x=(2, 4))) for text in TEXTS.values()]
-    assert sum(map(len, every)) > 50
-    for found in every:
-        assert all(len(trial.factors) == 2 for trial, _ in found)
-        assert all(trial.factor == "combined" and " and " in trial.change for trial, _ in found)
-
-
 OLD = {
     "TopK": "g (float[4,16] x) => (float[4,2] y, int64[4,2] i) {\n  [n] y, i = TopK<k=2>(x)\n}",
     "Slice": "g (float[4,16] x) => (float[4,8] y) {\n  [n] y = Slice<starts=[0], ends=[8], axes=[1]>(x)\n}",
-    "Pad": "g (float[4,16] x) => (float[6,18] y) {\n  [n] y = Pad<pads=[1,1,1,1]>(x)\n}",
-    "Clip": "g (float[4,16] x) => (float[4,16] y) {\n  [n] y = Clip<min=0.0, max=6.0>(x)\n}",
-    "ReduceSum": "g (float[4,16] x) => (float[4,1] y) {\n  [n] y = ReduceSum<axes=[1]>(x)\n}",
 }
 
 

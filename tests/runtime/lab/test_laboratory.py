@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
@@ -11,14 +10,12 @@ import psutil
 import pytest
 
 from partita.observations.facts import AssignedNode
-from partita.providers.options import parse_libraries, split_libraries
-from partita.providers.resolve import Resolution, all_names, known_providers
+from partita.providers.resolve import Resolution, known_providers
 from partita.runtime.lab import laboratory, placement
 from partita.runtime.lab.laboratory import Cache, Lab
 from partita.runtime.lab.placement import Placement
 from partita.runtime.lab.tables import newest_opset
 from partita.runtime.ort.session import NativeFailureError
-from tests.runtime.chain.test_provider_check import compiled
 
 if TYPE_CHECKING:
     from partita.runtime.ort.session import Session
@@ -138,14 +135,6 @@ def test_interrupted_lab_ends_its_process_and_saves_cache(bench, model, monkeypa
 
 
 # --- real children -------------------------------------------------------------------------------------------------
-
-
-def test_plugin_library_is_loaded_under_any_name(model, tmp_path):
-    path = compiled(tmp_path, "int nothing(void) { return 0; }")
-    (mine,) = parse_libraries(split_libraries([f"myep={path}"]), all_names())
-    here = Lab(Resolution(mine, "active", library=mine.library), Cache(None), time.monotonic() + 60)
-    assert here.try_all([model("one")]) == [None]
-    assert "undefined symbol: CreateEpFactories" in here.unusable, "its name is no reason not to load it"
 
 
 # --- what the child makes of a session that cannot be opened -------------------------------------------------------
