@@ -10,12 +10,15 @@ from partita.diagnosis import native_log
 from partita.diagnosis.graphs import COMPILED
 from partita.diagnosis.session_index import SessionIndex
 from partita.observations.codes import EvidenceKind
-from partita.observations.facts import NodeEvent, ProviderFacts
+from partita.observations.facts import NodeEvent, NodeProbe, ProviderFacts
 from partita.observations.kernel_rows import ABSENT, KernelRow
 from partita.observations.names import UNKNOWN
+from partita.observations.text_format import decimals
 
 IN_COMPILED = "the provider compiles nodes and does not report their kernels"
 NO_EVIDENCE = "neither the log and the profile nor a rule of the provider names the kernel"
+FASTER = 1.25
+"""Ratio of times from which a change makes a node faster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,7 @@ def find_paths(index: SessionIndex, phase: str) -> Iterator[FoundPath]:
         if operator == COMPILED:
             yield replace(found, evidence=IN_COMPILED)
         elif found.row is not None:
-            yield replace(found, unknown=found.row.unknown.format(**facts))
+            yield replace(_with_probe(found, known.probes.get(name)), unknown=found.row.unknown.format(**facts))
         elif not all(row.unknown for row in rows):
             yield found
 
@@ -83,6 +86,18 @@ def _find(
             read = ", ".join(f"{fact}={facts.get(fact, ABSENT) or 'none'}" for fact in row.when)
             return FoundPath(name, provider, row, "derived", f"{read or 'always'} ({row.source})")
     return FoundPath(name, provider, None, "none", NO_EVIDENCE)
+
+
+def _with_probe(found: FoundPath, probe: NodeProbe | None) -> FoundPath:
+    """A derived path with the times of one-node sessions, as evidence if the change of its row is faster."""
+    times = [(run.change or "unchanged", run.seconds) for run in (probe.variants if probe is not None else ())]
+    known = [seconds for _, seconds in times if seconds]
+    if found.evidence_kind != "derived" or len(known) < 2:
+        return found
+    text = ", ".join(f"{decimals(seconds, 1e3)} ms {change}" for change, seconds in times)
+    if known[0] < FASTER * known[1]:
+        return replace(found, evidence=f"{found.evidence}; in one-node sessions the change is not faster: {text}")
+    return replace(found, evidence_kind="probed", evidence=f"time of one-node sessions: {text}")
 
 
 def _is_about(row: KernelRow, line: str, name: str) -> bool:

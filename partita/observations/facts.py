@@ -174,6 +174,8 @@ class ProbeRun:
     """Supported only after ONNX Runtime inlined the node's function."""
     neg_added: bool = False
     """The model also has a Neg, because a compiling provider may reject partitions of a single node."""
+    seconds: float | None = None
+    """The fastest of several runs; None without."""
 
     @property
     def parts(self) -> tuple[Factor, ...]:
@@ -193,7 +195,7 @@ class ProbeRun:
 
 @dataclass(frozen=True, slots=True)
 class NodeProbe:
-    """Probes of a fallback node on a provider."""
+    """Probes of a node on a provider: of a fallback node, or of a node on a slow kernel path."""
 
     node: str
     variants: tuple[ProbeRun, ...]

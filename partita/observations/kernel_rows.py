@@ -38,6 +38,8 @@ class KernelRow:
     remedy: Remedy | None = None
     unknown: str = ""
     """A property of the kernel that no source reports, with facts in braces; empty for none."""
+    probe: tuple[str, str] | None = None
+    """Attribute and its integer, or input and ABSENT (`input3`), with which a node on a slow path may be faster."""
 
     def __post_init__(self) -> None:
         re.compile(self.log)

@@ -27,6 +27,7 @@ TOGGLED = "1.31.1: outputs with and without {}"
 FLASH_OFF, HEADS_FLASH_OFF = "ORT_GQA_DISABLE_FLASH_ATTENTION", "ORT_DISABLE_FLASH_ATTENTION"
 SATURATES = "1.31.1: products of pairs do not saturate"
 GRAPH = "1.31.1: optimised graph of a Conv"
+PROBE_4 = ("accuracy_level", "4")
 EXPORT = ("partita", "export", "{checkpoint}", "{out}")
 LEVEL_4 = Remedy(
     "set its attribute accuracy_level to 4",
@@ -50,10 +51,10 @@ GROUPED = Remedy(
 )
 
 
-def unpacked(cause: str, remedy: Remedy, **when: tuple[str, ...]) -> KernelRow:
+def unpacked(cause: str, remedy: Remedy, probe: tuple[str, str] | None, **when: tuple[str, ...]) -> KernelRow:
     """MatMulNBits without a kernel for packed weights."""
     cause = f"{cause}, so the whole matrix is dequantised in every run"
-    return KernelRow(PACKED, "unpacked weights", TIMED, when, UNPACKED, cause=cause, remedy=remedy)
+    return KernelRow(PACKED, "unpacked weights", TIMED, when, UNPACKED, cause=cause, remedy=remedy, probe=probe)
 
 
 def naive(operators: tuple[str, ...], variable: str, **when: str) -> KernelRow:
@@ -64,22 +65,25 @@ def naive(operators: tuple[str, ...], variable: str, **when: str) -> KernelRow:
 
 
 KERNELS = (
-    unpacked("g_idx has no kernel for packed weights", SORTED, input4=(PRESENT,)),
+    unpacked("g_idx has no kernel for packed weights", SORTED, ("input4", ABSENT), input4=(PRESENT,)),
     unpacked(
         "float zero points have no kernel for packed weights",
         INTEGER_ZEROS,
+        ("input3", ABSENT),
         input3=("float32", "float16"),
     ),
-    unpacked("a weight that is not a constant cannot be packed", CONSTANT, constant1=(ABSENT,)),
+    unpacked("a weight that is not a constant cannot be packed", CONSTANT, None, constant1=(ABSENT,)),
     unpacked(
         "8-bit and 2-bit weights have no packed kernel with float32 products",
         LEVEL_4,
+        PROBE_4,
         bits=("8", "2"),
         accuracy_level=LEVELS,
     ),
     unpacked(
         "2-bit weights have no packed kernel for this block size",
         OTHER_BLOCKS,
+        None,
         bits=("2",),
         block_size=("16", "256"),
     ),
@@ -90,6 +94,7 @@ KERNELS = (
         when={"bits": (ABSENT, "4"), "accuracy_level": LEVELS},
         cause="accuracy_level below 4 computes in float32, which is slower for few tokens",
         remedy=LEVEL_4,
+        probe=PROBE_4,
     ),
     *(
         KernelRow((operator,), path, TIMED, {"accuracy_level": ("4",), "integer_unit": (unit,)}, unknown=text)
@@ -111,6 +116,7 @@ KERNELS = (
         when={"accuracy_level": LEVELS},
         cause="accuracy_level below 4 computes in float32",
         remedy=LEVEL_4,
+        probe=PROBE_4,
     ),
     KernelRow(("QMoE",), "int8 products", "1.31.1: time of one-node sessions", when={"accuracy_level": ("4",)}),
     KernelRow(

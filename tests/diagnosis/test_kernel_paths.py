@@ -8,6 +8,7 @@ import pytest
 
 from partita.check.measures import exceeded_limits
 from partita.check.requirements import Limits
+from partita.observations.facts import AS_IS, NodeProbe, ProbeRun
 from partita.observations.kernel_rows import PRESENT, KernelRow
 from partita.providers.resolve import known_providers
 from partita.remedies import Remedy
@@ -71,6 +72,27 @@ def test_slow_path_cost_is_its_share_of_node_time():
     for entry in report.kernel_paths:
         if entry.phase == "decode":
             assert entry.is_slow and entry.time_share == pytest.approx(entry.host_us_per_run / whole)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "kind", "text"),
+    [
+        ((4e-3, 1e-3), "probed", "time of one-node sessions: 4.00 ms unchanged, 1.00 ms with bits=8"),
+        ((1e-3, 1e-3), "derived", "the change is not faster: 1.00 ms unchanged, 1.00 ms with bits=8"),
+        ((4e-3, None), "derived", "always (a test)"),
+    ],
+)
+def test_single_node_session_times_are_evidence_if_change_is_faster(seconds, kind, text):
+    session = mixed_facts().sessions[0].with_provider(GPU, kernels=(SLOW,))
+    runs = [
+        ProbeRun("attribute" if change else AS_IS, change, "supported", "", seconds=each)
+        for change, each in zip(("", "with bits=8"), seconds, strict=True)
+    ]
+    session = session.with_provider(GPU, probes={LAST: NodeProbe(LAST, tuple(runs))})
+    report = report_of(replace(mixed_facts(), sessions=(session,)), GPU_CHAIN)
+    found = {entry.node: entry for entry in report.kernel_paths}
+    assert found[LAST].evidence_kind == kind and found[LAST].evidence.endswith(text) and found[LAST].is_slow
+    assert found[FIRST].evidence == "always (a test)"
 
 
 @pytest.mark.parametrize("kernel", ["XQA", "FLASH_ATTENTION", "MATH"])

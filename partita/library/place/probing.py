@@ -17,7 +17,7 @@ from partita.runtime.place.onnx_model import OnnxModel, read_onnx
 
 REFUSAL_SECONDS = 20.0
 """Maximum seconds of experiments before a chain is refused, because the user waits."""
-TITLE = "probing nodes that fell back, one at a time (Ctrl-C: report without it)"
+TITLE = "probing nodes that fell back or are slow, one at a time (Ctrl-C: report without it)"
 
 
 def with_probes(
@@ -46,7 +46,10 @@ def probe_package(
     facts: RunFacts, resolutions: tuple[Resolution, ...], folder: Path, seconds: float, audience: Audience = QUIET
 ) -> tuple[RunFacts, tuple[Resolution, ...]]:
     """`with_probes` for a package, whose symbolic sizes are those of a decode step."""
-    if seconds <= 0 or resolutions[0].provider.ort_name == CPU:
+    from partita.runtime.lab.slow_kernels import slow_kernels
+
+    alone = resolutions[0].provider.ort_name == CPU
+    if seconds <= 0 or (alone and not any(slow_kernels(session, resolutions[0]) for session in facts.sessions)):
         return facts, resolutions
     models = {session.file: read_onnx(folder / session.file) for session in facts.sessions}
     sizes = {file: decode_sizes(model) for file, model in models.items()}

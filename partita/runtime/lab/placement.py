@@ -11,7 +11,7 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,7 +25,7 @@ from partita.observations.native_text import FULL
 from partita.providers.cuda_dry_run.devices import PREFIX
 from partita.providers.cuda_dry_run.stub_build import BUILD_VARIABLE, ensure_child
 from partita.providers.resolve import Resolution, known_providers
-from partita.runtime.lab.variant import AUXILIARY, NODE, RUN, ZEROS
+from partita.runtime.lab.variant import AUXILIARY, NODE, RUN, TIMED, ZEROS
 
 if TYPE_CHECKING:
     from partita.runtime.ort.session import NativeFailureError, Session
@@ -66,6 +66,8 @@ class Placement:
     replaced_by: Literal["", "function", "nothing", "casts"] = ""
     """Nodes in place of a supported node: those of its function, none, or (CPU) a node of another type between
     casts."""
+    seconds: float | None = None
+    """The fastest of several runs on ones; None if it was not timed."""
     cached: bool = False
     was_killed: bool = False
     """The process was ended by SIGKILL, e.g. for lack of memory."""
@@ -83,7 +85,7 @@ class Placement:
     @property
     def is_repeatable(self) -> bool:
         """Whether the answer does not depend on the load of the machine."""
-        if self.outcome == "timed_out" or self.was_killed:
+        if self.outcome == "timed_out" or self.was_killed or self.seconds is not None:
             return False
         return self.outcome not in FAILED or not FULL.search(self.message)
 

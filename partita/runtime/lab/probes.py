@@ -26,8 +26,9 @@ from partita.runtime.lab.bisection import Search, find_rejected
 from partita.runtime.lab.exploration import Node, Subject, explore, explore_surroundings, given_options
 from partita.runtime.lab.functions import Functions
 from partita.runtime.lab.graph import CannotProbeError, Graph, cut_graph
-from partita.runtime.lab.laboratory import Lab, cache_for
+from partita.runtime.lab.laboratory import Cache, Lab, cache_for
 from partita.runtime.lab.neighbours import holder_in_run
+from partita.runtime.lab.slow_kernels import time_slow_kernels
 from partita.runtime.lab.variant import Variant, fingerprint, node_variant, part_model, variant_model
 from partita.runtime.ort.errors import NoKernelError, NotOpenedError
 from partita.runtime.place.model_file import all_nodes, subgraphs_of
@@ -101,6 +102,15 @@ def _probe_sessions(
             else:
                 sessions, preferred = _bisect(sessions, preferred, graph_of, lab)
                 resolutions = (*resolutions[:number], preferred, *resolutions[number + 1 :])
+    for entry in resolutions:
+        with Lab(entry, Cache(None), began + seconds) as lab:
+            labs.append(lab)
+            sessions = tuple(
+                time_slow_kernels(session, lambda session: graph_of(session, {}), lab)
+                if session.file in models and not lab.dry_run
+                else session
+                for session in sessions
+            )
     probes = [known.probes for session in sessions for known in session.providers.values() if known.probes]
     if not probes and not any(lab.experiments or lab.cached for lab in labs):
         return sessions, resolutions, None

@@ -50,6 +50,8 @@ ZEROS = "zeros.bin"
 """Sparse file of zeros, the external data of large constants."""
 RUN = "partita.run"
 """Metadata key of a changed node: sizes of its inputs by name, in JSON; null if they are unknown or large."""
+TIMED = "partita.timed"
+"""Metadata key of a model whose run is also timed."""
 MOST_RUN = 1 << 24
 """Maximum elements of all inputs and constants of a node that is run."""
 USUAL_FLOATS = frozenset(dtypes.numbers("float32", "float16"))
@@ -347,9 +349,11 @@ def finish(graph: onnx.GraphProto, opsets: Mapping[str, int], ir_version: int) -
     return model
 
 
-def to_run(model: onnx.ModelProto, variant: Variant) -> onnx.ModelProto:
+def to_run(model: onnx.ModelProto, variant: Variant, *, timed: bool = False) -> onnx.ModelProto:
     """The model of a variant, marked to be run once it is placed."""
     model.metadata_props.add(key=RUN, value=json.dumps(_sizes_in_run(variant)))
+    if timed:
+        model.metadata_props.add(key=TIMED, value="1")
     return model
 
 

@@ -39,6 +39,7 @@ from partita.signals import hold_signals
 
 EP_CONTEXT = "EPContext"
 """Operator of a compiled subgraph in a file."""
+TIMED_SECONDS = 0.05
 
 
 class NativeFailureError(Exception):
