@@ -174,6 +174,9 @@ UNINSTALL = Remedy("install only the wheel you need, after", ("pip", "uninstall"
 FITTING = Remedy("install the required version", ("pip", "install", "{wheel}{specifier}"))
 MARK = "onnxruntime/__init__.py"
 """A file in every ONNX Runtime wheel; two wheels in one folder overwrite it."""
+HOSTS = frozenset(
+    {"onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-webgpu", "onnxruntime-directml"}
+)
 
 
 class Wheel(NamedTuple):
@@ -227,6 +230,8 @@ def environment_findings(
     elif len(owners) == 1 and owners[0].version != imported_version:
         evidence = f"{_names(owners)} is installed, but the onnxruntime that Python imports is {imported_version}"
         found.append(_finding("version_mismatch", evidence, _reinstall(owners[0])))
+    if owners:
+        found += [finding for wheel in plugins for finding in _plugin_mismatches(wheel, owners)]
     for name, (version, needed) in extras.excluded_versions().items():
         evidence = f"{name} {version} is not supported; Partita needs {needed}"
         found.append(_finding("version_mismatch", evidence, FITTING.filled(wheel=name, specifier=needed)))
@@ -262,3 +267,24 @@ def duplicate_runtime(owners: Sequence[Wheel]) -> EnvironmentFinding:
 def duplicate_remedy(owners: Sequence[Wheel]) -> Remedy:
     """The remedy that uninstalls all of them, because each has lost files to the others."""
     return UNINSTALL.filled(wheels=tuple(dict.fromkeys(owner.name for owner in owners)))
+
+
+def _plugin_mismatches(wheel: str, owners: Sequence[Wheel]) -> list[EnvironmentFinding]:
+    """Requirements of a plugin package that the installed ONNX Runtime does not meet."""
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    found = []
+    versions = [owner.version for owner in owners]
+    for text in metadata.requires(wheel) or ():
+        try:
+            needed = Requirement(text)
+        except InvalidRequirement:
+            continue
+        if needed.name.lower() not in HOSTS or (needed.marker and not needed.marker.evaluate({"extra": ""})):
+            continue
+        if not any(needed.specifier.contains(version, prereleases=True) for version in versions):
+            evidence = f"{wheel} {installed_version(wheel)} requires {needed.name}{needed.specifier}"
+            evidence += f", and {_names(owners)} is installed"
+            remedy = FITTING.filled(wheel=owners[0].name, specifier=needed.specifier)
+            found.append(_finding("version_mismatch", evidence, remedy))
+    return found

@@ -207,3 +207,15 @@ def test_unsupported_dependency_version_is_a_finding(monkeypatch):
     assert finding.reason == "version_mismatch"
     assert finding.evidence == f"transformers {metadata.version('transformers')} is not supported; Partita needs <5,>=4"
     assert finding.remedies[0].command == ("pip", "install", "transformers<5,>=4")
+
+
+def test_plugin_requiring_other_runtime_version_is_a_finding(monkeypatch):
+    needs = ["numpy>=1", "onnxruntime>=1.40", "onnxruntime-gpu>=9; extra == 'gpu'"]
+    monkeypatch.setattr("partita.runtime.machine.plugin_wheels", lambda providers: {"onnxruntime-qnn": "2.7.0"})
+    monkeypatch.setattr("partita.runtime.machine.installed_version", lambda wheel: "2.7.0")
+    monkeypatch.setattr("partita.runtime.machine.runtime_wheels", lambda: (Wheel("onnxruntime", "1.31.1", "/a"),))
+    monkeypatch.setattr(metadata, "requires", lambda wheel: needs if wheel == "onnxruntime-qnn" else [])
+    (finding,) = environment_findings((), imported_version="1.31.1", import_error=None)
+    assert finding.reason == "version_mismatch"
+    assert finding.evidence == "onnxruntime-qnn 2.7.0 requires onnxruntime>=1.40, and onnxruntime 1.31.1 is installed"
+    assert finding.remedies[0].command == ("pip", "install", "onnxruntime>=1.40")
