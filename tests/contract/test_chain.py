@@ -55,6 +55,33 @@ def test_unusable_providers_without_cpu_fail_naming_both(environment, packages, 
 # `partita providers`: what this environment can run on, and why not on the rest
 
 
+COMPATIBLE = """
+from onnxruntime.capi import onnxruntime_pybind11_state as native
+import importlib
+for module, name in json.loads(sys.argv[1]):
+    ort.register_execution_provider_library(name, importlib.import_module(module).get_library_path())
+ask = getattr(native, "get_hardware_device_ep_incompatibility_details", None)
+print(json.dumps({device.ep_name: ask and ask(device.ep_name, device.device) for device in ort.get_ep_devices()}))
+"""
+
+
+@each_environment()
+def test_devices_list_onnx_runtime_compatibility_details(environment, partita, plain):
+    """No known incompatibility, a reason with text (QNN's default backend), or unknown (ONNX Runtime 1.24, no API)."""
+    libraries = json.dumps([[each.wheel, each.ort_name] for each in environment.targets if each.wheel])
+    answers = json.loads(honoured(plain(COMPATIBLE, libraries)).out.splitlines()[-1])
+    found = honoured(partita("providers", "--json")).json["providers"]
+    said = {device["ort_name"]: device["metadata"]["ep.compatibility"] for each in found for device in each["devices"]}
+    assert said.keys() == answers.keys()
+    for name, answer in answers.items():
+        if answer is None:
+            assert "unknown" in said[name]
+        elif not answer["reasons_bitmask"]:
+            assert said[name] == "no incompatibility known to ONNX Runtime"
+        else:
+            assert "ONNX Runtime reports " in said[name] and answer["notes"][:20] in said[name], said[name]
+
+
 @each_environment()
 def test_providers_command_lists_usable_and_unavailable_with_reason(environment, partita):
     missing = [target.needs for target in environment.targets if target.needs and not device_is_there(target)]

@@ -271,7 +271,7 @@ def run_examination(reached: Callable[[str], object], resolution: Resolution | N
             else:
                 _probe(resolution, found, reached)
         finally:  # a provider that does not start is listed, too
-            found["devices"] = registry.ep_devices()
+            found["devices"] = registry.ep_devices(check=True)
             found["hardware"] = [kind for kind, _, _ in registry.hardware()]
     except BaseException as error:  # noqa: BLE001 - the parent reads every exception as a result
         found["error"] = {"type": type(error).__name__, "text": str(error)}

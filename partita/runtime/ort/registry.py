@@ -24,11 +24,16 @@ from partita.machine import Device, OrtBuild
 from partita.observations.names import CPU
 from partita.providers.cuda_dry_run.devices import PREFIX
 from partita.providers.resolve import Resolution, known_providers
+from partita.runtime.ort.errors import one_line
 from partita.runtime.ort.native_log import INFO, WARNING, captured_output
 from partita.runtime.ort.session_options import STRICT_KEY, chosen_providers
 from partita.runtime.worker.parent import Worker
 
 NATIVE = ort.capi.onnxruntime_pybind11_state
+COMPATIBILITY = "ep.compatibility"
+"""Entry of a device's metadata with ONNX Runtime's answer."""
+COMPILED_FOR = "ep_compatibility_info."
+"""Prefix of a compiled model's metadata keys, before the provider's name."""
 OFFERED: dict[Path, tuple[str, ...]] = {}
 """Libraries that this process has registered, with the providers that have a device."""
 FROM_PLUGINS: set[str] = set()
@@ -52,8 +57,13 @@ def available_ort_names() -> tuple[str, ...]:
     return tuple(name for name in ort.get_available_providers() if name not in FROM_PLUGINS)
 
 
-def ep_devices() -> tuple[Device, ...]:
-    """Devices of all providers, including registered plugins."""
+def ep_devices(*, check: bool = False) -> tuple[Device, ...]:
+    """Devices of all providers, including registered plugins. `check`: with ONNX Runtime's incompatibilities."""
+
+    def found(entry: Any) -> dict[str, str]:
+        about = {f"ep.{key}": str(value) for key, value in dict(entry.ep_metadata).items()}
+        return {**about, COMPATIBILITY: _incompatibility(str(entry.ep_name), entry.device)} if check else about
+
     return tuple(
         Device(
             ort_name=str(entry.ep_name),
@@ -62,11 +72,40 @@ def ep_devices() -> tuple[Device, ...]:
             vendor=str(entry.device.vendor),
             vendor_id=int(entry.device.vendor_id),
             device_id=int(entry.device.device_id),
-            metadata={key: str(value) for key, value in dict(entry.device.metadata).items()}
-            | {f"ep.{key}": str(value) for key, value in dict(entry.ep_metadata).items()},
+            metadata={key: str(value) for key, value in dict(entry.device.metadata).items()} | found(entry),
         )
         for entry in ort.get_ep_devices()
     )
+
+
+def _incompatibility(ort_name: str, device: Any) -> str:
+    """ONNX Runtime's answer whether a device is known not to work with a provider, on one line."""
+    ask = getattr(NATIVE, "get_hardware_device_ep_incompatibility_details", None)
+    if ask is None:
+        return "incompatibilities unknown: this ONNX Runtime has no check"
+    try:
+        answer = ask(ort_name, device)
+    except Exception as error:  # noqa: BLE001 - ONNX Runtime raises exceptions of its own
+        return f"incompatibilities unknown: {one_line(str(error))}"
+    if not answer["reasons_bitmask"]:
+        return "no incompatibility known to ONNX Runtime"
+    reasons = NATIVE.OrtDeviceEpIncompatibilityReason.__members__.items()
+    named = [name.lower() for name, reason in reasons if int(reason) & answer["reasons_bitmask"]]
+    return f"ONNX Runtime reports {', '.join(named)}: {one_line(answer['notes'] or '')} ({answer['error_code']})"
+
+
+def model_compatibility(metadata: Mapping[str, str]) -> tuple[str, ...]:
+    """A note per provider that a model was compiled for: whether ONNX Runtime finds it compatible with the devices."""
+    ask = getattr(NATIVE, "get_model_compatibility_for_ep_devices", None)
+    notes = []
+    for key, info in metadata.items():
+        if key.startswith(COMPILED_FOR):
+            name = key.removeprefix(COMPILED_FOR)
+            devices = [device for device in ort.get_ep_devices() if device.ep_name == name]
+            answer = ask(devices, info).name if ask and devices else "no device here"
+            known = answer.startswith(("EP_SUPPORTED", "EP_UNSUPPORTED"))
+            notes.append(f"compiled for {name} ({info}); compatibility: {answer if known else f'unknown ({answer})'}")
+    return tuple(notes)
 
 
 def hardware() -> tuple[tuple[str, int, int], ...]:

@@ -46,7 +46,7 @@ from partita.runtime.ort.binding import Binding
 from partita.runtime.ort.buffers import HOST_MEMORY, Buffer, host_buffer
 from partita.runtime.ort.errors import SHORTER, one_line
 from partita.runtime.ort.native_log import captured_output, parse_profile, unread_profile
-from partita.runtime.ort.registry import available_ort_names
+from partita.runtime.ort.registry import available_ort_names, model_compatibility
 from partita.runtime.ort.session import NativeFailureError, Session, open_native
 from partita.runtime.place.inputs import SEED, Shape, check_free_memory, make_values, not_generated
 from partita.runtime.place.onnx_model import ModelPort, OnnxModel
@@ -177,7 +177,8 @@ def place_model(model: OnnxModel, shapes: Mapping[str, Shape], opening: OpenOpti
             events=events,
             runs=windows,
         )
-        notes = (*model.notes, *session.notes, *not_run, *run_notes(len(steps), opening.runs, error))
+        compiled = model_compatibility({entry.key: entry.value for entry in model.proto.metadata_props})
+        notes = (*model.notes, *compiled, *session.notes, *not_run, *run_notes(len(steps), opening.runs, error))
         facts = RunFacts(
             sessions=(seen,),
             states=(),
