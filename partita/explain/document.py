@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
-from partita.diagnosis.reasons.table import describe_rank
+from partita.diagnosis.reasons import describe_rank
 from partita.diagnosis.records import Fallback, SkippedProvider
 from partita.explain.node_explanation import Explanation, Matches, Place
 from partita.observations.names import UNKNOWN

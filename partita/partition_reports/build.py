@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from partita.diagnosis.actions import checkpoint_of, same_precision
 from partita.diagnosis.explanation import find_fallbacks
 from partita.diagnosis.kernel_paths import find_paths
 from partita.diagnosis.records import Fallback, KernelPath
 from partita.diagnosis.session_index import EVERY_PHASE, SessionIndex, index_session
+from partita.diagnosis.steps import checkpoint_of, same_precision
 from partita.observations.facts import RunFacts, SessionFacts, StateFact, StepFact
 from partita.observations.records import ChainEntry, Environment, PackageFacts, PhaseName, Source
 from partita.observations.text_format import name_some, plural

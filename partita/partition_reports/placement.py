@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from partita.diagnosis import naming, native_log
+from partita.diagnosis import naming, sources
 from partita.diagnosis.evidence import name_in, names_a_node
-from partita.diagnosis.execution import HOST_DEVICE, ProvidersBySource
 from partita.diagnosis.graphs import COMPILED
 from partita.diagnosis.session_index import SessionIndex
+from partita.diagnosis.sources import HOST_DEVICE, ProvidersBySource
 from partita.observations.facts import AssignedNode
 from partita.observations.names import CPU
 from partita.observations.records import PhaseName, Source
@@ -102,8 +102,8 @@ def _conflicting_graphs(index: SessionIndex) -> Iterator[Conflict]:
 
 def _count_copies(index: SessionIndex) -> tuple[int, int]:
     """Number of inserted copies in the log, and of Memcpy nodes in the order."""
-    logged = sum(native_log.MEMCPY_ADDED.search(line) is not None for line in index.facts.log)
-    return logged, len(native_log.inserted_copies(index.order, {name: index.op_type(name) for name in index.order}))
+    logged = sum(sources.MEMCPY_ADDED.search(line) is not None for line in index.facts.log)
+    return logged, len(sources.inserted_copies(index.order, {name: index.op_type(name) for name in index.order}))
 
 
 def _conflicting_probes(index: SessionIndex) -> Iterator[Conflict]:
@@ -132,7 +132,7 @@ def find_subgraphs(index: SessionIndex) -> Subgraphs | None:
     if listed is None:
         return None
     inserted, in_plan = _count_copies(index)  # copies in the branches of an If may have equal lines
-    logged = native_log.is_at_info(index.facts.log)
+    logged = any(line.startswith("[I:") for line in index.facts.log)
     nodes = [_subgraph_node(index, node) for node in listed]
     on_cpu = tuple(node for node in nodes if node.provider == CPU)
     return Subgraphs(

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from partita.diagnosis import reasons as precedence
 from partita.diagnosis.evidence import GROUNDS, names_a_node
-from partita.diagnosis.reasons import table as precedence
-from partita.diagnosis.reasons.table import PRECEDENCE, REASONS, explain
-from partita.observations.codes import CODES
+from partita.diagnosis.reasons import PRECEDENCE, REASONS, explain
+from partita.observations.codes import CODES, PROVIDER_CODES
 from partita.observations.facts import NodeProbe, ProbeRun
 from partita.observations.log_pattern import LogPattern
 from partita.providers.resolve import known_providers
@@ -36,7 +36,7 @@ def test_every_provider_pattern_can_yield_a_finding() -> None:
         for pattern in provider.node_patterns:
             assert names_a_node(pattern) or REASONS[pattern.reason].find is not None, pattern
         for pattern in provider.start_patterns:
-            assert REASONS[pattern.reason].level == "provider", pattern
+            assert pattern.reason in PROVIDER_CODES, pattern
 
 
 def test_node_pattern_rejects_provider_level_reason() -> None:
@@ -81,7 +81,7 @@ def test_reversed_precedence_table_changes_the_reason(monkeypatch: pytest.Monkey
 def test_log_line_without_name_yields_to_probe() -> None:
     """A line with a blank name may be about another node of the same operator."""
     blank = NO_KERNEL.replace(GATHER, "")
-    nameless = context(is_unnamed=True, log=(blank,))
+    nameless = context(blank_log=(blank,))
     assert explain(nameless)[0].code == "no_kernel_op"
     assert explain(replace(nameless, probe=TAKEN_ALONE))[0].code == "not_claimed"
 

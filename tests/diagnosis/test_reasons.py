@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from partita.diagnosis.evidence import Context
-from partita.diagnosis.native_log import lines_by_node
-from partita.diagnosis.reasons.table import REASONS, ROWS, explain
+from partita.diagnosis.reasons import REASONS, ROWS, explain
+from partita.diagnosis.sources import lines_by_node
 from partita.observations.codes import CODES
 from partita.observations.log_pattern import LogPattern
 from partita.observations.records import ChainEntry

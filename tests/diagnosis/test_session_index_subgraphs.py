@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from partita.diagnosis.execution import main_graph_events
+from partita.diagnosis.sources import main_graph_events
 from partita.observations.facts import NodeEvent
 
 CPU = "CPUExecutionProvider"

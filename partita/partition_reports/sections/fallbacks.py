@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from partita.diagnosis.actions import Action, steps_for
-from partita.diagnosis.reasons.table import REASONS
+from partita.diagnosis.reasons import REASONS, steps_of
 from partita.diagnosis.records import Fallback, FallbackCost, VariantRecord
+from partita.diagnosis.steps import Action, steps_for
 from partita.observations.records import Probing
 from partita.observations.text_format import (
     NOT_KNOWN,
@@ -169,7 +169,7 @@ def unavailable(report: Report) -> Iterator[Group]:
         if entry.status == "unavailable":
             blocks: list[Block] = [Line(entry.evidence or "none", "evidence")]
             blocks += [Line(entry.remedy, "remedy")] if entry.remedy else []
-            blocks += commands(steps_for(situation_of(report), entry.reason or "", entry.provider))
+            blocks += commands(steps_for(situation_of(report), steps_of(entry.reason), entry.provider))
             yield Group(f"{entry.provider} is unavailable: {entry.reason or 'no reason known'}", tuple(blocks))
 
 
@@ -204,7 +204,7 @@ def _render_probing(probing: Probing) -> str:
 
 def commands(actions: Iterable[Action]) -> list[Block]:
     """Actions as commands."""
-    return [Command(action.words, action.does) for action in actions]
+    return [Command(action.remedy.command, action.remedy.text) for action in actions]
 
 
 class Writer:

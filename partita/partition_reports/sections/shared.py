@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from partita.diagnosis.actions import Action, Situation, each, steps_for
+from partita.diagnosis.reasons import steps_of
 from partita.diagnosis.records import Fallback, SkippedProvider, VariantRecord
+from partita.diagnosis.steps import Action, Situation, each, steps_for
 from partita.observations.codes import PROVIDER_CODES
 from partita.observations.facts import AS_IS
 from partita.observations.records import Environment
@@ -187,7 +188,7 @@ def for_reason(report: Report, code: str, entries: Sequence[Fallback]) -> list[A
     """The actions for a reason that apply to this report."""
     return steps_for(
         situation_of(report),
-        code,
+        steps_of(code),
         entries[0].preferred_provider,
         unprobed=any(entry.missing_probes for entry in entries),
         trials=[entry.variants for entry in entries],
@@ -198,7 +199,7 @@ def top_actions(report: Report, groups: Sequence[tuple[tuple[str, str], Sequence
     """The actions for unavailable providers, and for the first reason with actions."""
     for entry in report.chain:
         if entry.status == "unavailable":
-            yield from steps_for(situation_of(report), entry.reason or "", entry.provider)
+            yield from steps_for(situation_of(report), steps_of(entry.reason), entry.provider)
     for (reason, _), entries in groups:
         found = for_reason(report, reason, entries)
         if found:

@@ -11,7 +11,7 @@ import pytest
 from onnx import parser
 
 from partita.diagnosis.evidence import Context
-from partita.diagnosis.reasons.table import explain
+from partita.diagnosis.reasons import explain
 from partita.errors import ProviderError
 from partita.library.place.probing import explain_refusal, with_probes
 from partita.observations.facts import NEIGHBOURS, AssignedNode, NodeProbe, ProbeRun
