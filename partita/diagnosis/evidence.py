@@ -13,8 +13,8 @@ from partita.diagnosis.graphs import LAYOUT, MEMCPY_OPS
 from partita.diagnosis.probe_conclusions import conclusions, opening
 from partita.observations.codes import EvidenceKind, ReasonCode
 from partita.observations.facts import FAILED, NEIGHBOURS, OPTION, Factor, NodeProbe, RejectedPart
-from partita.observations.log_pattern import LogPattern
 from partita.observations.names import CPU, UNKNOWN
+from partita.observations.patterns import LogPattern
 from partita.observations.records import ChainEntry
 from partita.observations.text_format import name_some
 

@@ -11,8 +11,8 @@ from partita.diagnosis.session_index import SessionIndex
 from partita.diagnosis.sources import PREFIX
 from partita.observations.codes import EvidenceKind
 from partita.observations.facts import NodeEvent, NodeProbe, ProviderFacts
-from partita.observations.kernel_rows import ABSENT, KernelRow
 from partita.observations.names import UNKNOWN
+from partita.observations.patterns import ABSENT, KernelRow
 from partita.observations.text_format import decimals
 
 IN_COMPILED = "the provider compiles nodes and does not report their kernels"

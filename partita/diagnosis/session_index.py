@@ -209,7 +209,7 @@ def _joined(index: SessionIndex, listed: Mapping[str, str]) -> SessionIndex:
         joined = join_graphs(order, exported, optimised, inputs, compiled, {**unjoined, **functions})
         own = {name: joined.file_nodes_of[name] for name in functions if name in joined.file_nodes_of}
     else:
-        own = {name: calls for name, calls in functions.items() if len(calls) == 1 and name.startswith(INLINED)}
+        own = {name: calls for name, calls in functions.items() if len(calls) == 1}
         operators = {event.name: event.op_type for event in index.events}
         executed = [ExecutedNode(name, operators.get(name), index.provider(name)) for name in order]
         nameless = {name: () for name in functions if not name.startswith(INLINED)}

@@ -10,11 +10,10 @@ from dataclasses import replace
 from partita.diagnosis.graphs import CONTROL_FLOW
 from partita.diagnosis.session_index import SessionIndex
 from partita.observations.facts import RunFacts
-from partita.partition_reports.copies import is_memcpy
-from partita.partition_reports.groups import provider_of
+from partita.partition_reports.cost import NodeTimes
+from partita.partition_reports.groups import is_memcpy, provider_of
 from partita.partition_reports.records import NodePlacement, Phase
 from partita.partition_reports.request_records import BlockingCause, BlockingNode
-from partita.partition_reports.timing import NodeTimes
 
 TIMING_NOTE = "no times: this was a dry run without a device"
 BY_VALUES = frozenset(

@@ -4,7 +4,7 @@ Part of the macOS wheel of onnxruntime. Options: coreml_options.cc and coreml_pr
 splits decoders into many partitions, so it is not in the default chain.
 """
 
-from partita.observations.log_pattern import LogPattern
+from partita.observations.patterns import LogPattern
 from partita.providers.base import Option, Provider, choice
 from partita.remedies import Remedy
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from partita.observations.codes import ReasonCode
-from partita.observations.log_pattern import LogPattern
 from partita.observations.native_text import cut, without_signatures
+from partita.observations.patterns import LogPattern
 from partita.observations.text_format import clean
 from partita.providers.base import OPTIONS, OTHER_RUNTIME, Provider
 from partita.remedies import Remedy

@@ -14,7 +14,7 @@ from partita.diagnosis.explanation import find_fallbacks, nodes_to_probe
 from partita.diagnosis.session_index import index_session
 from partita.explain.node_explanation import explain
 from partita.observations.facts import AssignedNode, NodeProbe, ProbeRun, SessionFacts
-from partita.observations.log_pattern import LogPattern
+from partita.observations.patterns import LogPattern
 from partita.observations.records import ChainEntry
 from partita.partition_reports.records import Report
 from partita.partition_reports.render.show import REPORT_VIEWS

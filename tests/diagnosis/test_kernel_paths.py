@@ -9,7 +9,7 @@ import pytest
 from partita.check.measures import exceeded_limits
 from partita.check.requirements import Limits
 from partita.observations.facts import AS_IS, NodeProbe, ProbeRun
-from partita.observations.kernel_rows import PRESENT, KernelRow
+from partita.observations.patterns import PRESENT, KernelRow
 from partita.providers.resolve import known_providers
 from partita.remedies import Remedy
 from partita.runtime.ort.evidence import parse_profile

@@ -11,7 +11,7 @@ from partita.diagnosis.evidence import GROUNDS, names_a_node
 from partita.diagnosis.reasons import PRECEDENCE, REASONS, explain
 from partita.observations.codes import CODES, PROVIDER_CODES
 from partita.observations.facts import NodeProbe, ProbeRun
-from partita.observations.log_pattern import LogPattern
+from partita.observations.patterns import LogPattern
 from partita.providers.resolve import known_providers
 from tests.diagnosis.test_reasons import GATHER, context
 from tests.partition_reports.samples import NO_KERNEL

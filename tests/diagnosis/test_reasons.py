@@ -10,7 +10,7 @@ from partita.diagnosis.evidence import Context
 from partita.diagnosis.reasons import REASONS, ROWS, explain
 from partita.diagnosis.sources import lines_by_node
 from partita.observations.codes import CODES
-from partita.observations.log_pattern import LogPattern
+from partita.observations.patterns import LogPattern
 from partita.observations.records import ChainEntry
 from tests.diagnosis.reason_examples import EXAMPLES
 from tests.partition_reports.samples import GPU, NO_KERNEL, PATTERNS, PREFERRED

@@ -11,8 +11,7 @@ import pytest
 
 from partita.observations.facts import AssignedNode
 from partita.observations.names import UNKNOWN
-from partita.partition_reports.copies import is_memcpy
-from partita.partition_reports.groups import added_nodes, placed
+from partita.partition_reports.groups import added_nodes, is_memcpy, placed
 from partita.partition_reports.records import Phase, Report
 from tests.partition_reports.samples import (
     CPU,

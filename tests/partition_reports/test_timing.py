@@ -7,9 +7,9 @@ import random
 import numpy as np
 import pytest
 
+from partita.partition_reports.cost import percentile, step_times
 from partita.partition_reports.records import Phase
 from partita.partition_reports.sections.phases import speed_figures
-from partita.partition_reports.timing import percentile, step_times
 from tests.partition_reports.report_changes import mixed
 from tests.partition_reports.samples import phase_of, step
 

@@ -11,10 +11,10 @@ from partita.observations.codes import PROVIDER_CODES
 from partita.observations.facts import AS_IS
 from partita.observations.records import Environment
 from partita.observations.text_format import decimals, human_bytes, plural, short_provider
-from partita.partition_reports.copies import subgraph_copies
 from partita.partition_reports.cost import total_bytes
 from partita.partition_reports.groups import Node
 from partita.partition_reports.outcome import TOO_FEW, merge_phases, too_few_steps, used_phases
+from partita.partition_reports.placement import subgraph_copies
 from partita.partition_reports.records import Copy, Phase, PhaseCost, Report
 from partita.partition_reports.sections.model import Block, Column, Line, table
 from partita.remedies import split
