@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from partita.diagnosis.evidence import Context
 from partita.diagnosis.explanation import context_of, explain_provider, find_fallbacks, nodes_to_probe
 from partita.diagnosis.probe_conclusions import conclusions, fullest, unprobed_nodes
 from partita.diagnosis.reasons import REASONS, explain
@@ -18,7 +17,6 @@ from partita.observations.records import ChainEntry, Probing
 from partita.partition_reports.build import find_rejected
 from tests.diagnosis.test_reasons import GATHER, context
 from tests.partition_reports.samples import (
-    COPIED,
     CPU_CHAIN,
     GPU,
     GPU_CHAIN,
@@ -33,7 +31,6 @@ from tests.partition_reports.samples import (
 
 CODES = {factor: reason.code for reason in REASONS.values() for factor in reason.factors}
 DET, CONCAT = "model.layers.0.self_attn/Det", "model.rotary_emb/Concat"
-ONLY_PLACED = ProbeRun("opset", "Relu of opset 13 in place of 14", "placed", "")
 LEFT = ProbeRun("as_is", "", "rejected", "")
 
 
@@ -64,7 +61,6 @@ def conclude(made: NodeProbe | None) -> Shown | None:
 # --- conclusions ---------------------------------------------------------------------------------------------------
 
 NOT_TYPE = changed("type", "rejected")
-HALF = changed("type", "supported", "float16 in place of float32")
 BOTH = changed("combined", "supported", "float16 in place of float32 and all sizes fixed", "static_shape", "type")
 LATE = changed("opset", "timed_out", "an older one")
 TIME = "the time was up"
@@ -259,11 +255,6 @@ def test_probes_are_ignored_for_unavailable_provider():
     assert explain(context(skipped=gone, probe=probe(*TAKEN_AS_FLOAT)))[0].code == "device_missing"
 
 
-def test_unexplained_node_reports_cause_of_missing_probes():
-    reason, finding = explain(context(probe=probe(unprobed="the type of its input 'a' is not known")))
-    assert reason.code == "unexplained" and "the type of its input 'a' is not known" in finding.evidence
-
-
 # --- which nodes call for experiments ------------------------------------------------------------------------------
 
 
@@ -276,14 +267,6 @@ def test_only_nodes_without_cause_are_probed():
 def test_pinned_node_is_not_probed():
     pinned = mixed_session(pins={DET: "cpu:Det"})
     assert nodes_to_probe(index_session(pinned), GPU_CHAIN, GPU_CHAIN[0]) == (GATHER,)
-
-
-def test_no_node_is_probed_if_all_are_on_preferred_provider():
-    session = mixed_session()
-    plan = tuple(replace(node, provider=GPU) for node in session.assigned or ())
-    events = tuple(replace(entry, provider=GPU) for entry in session.events)
-    on_gpu = index_session(replace(session, assigned=plan, events=events, log=COPIED))
-    assert nodes_to_probe(on_gpu, GPU_CHAIN, GPU_CHAIN[0]) == ()
 
 
 # --- the report ----------------------------------------------------------------------------------------------------
@@ -352,16 +335,6 @@ def test_probe_evidence_states_isolation_or_added_neg():
             assert shown is not None and shown.evidence.startswith(said)
 
 
-def test_untested_parts_are_reported_with_rejected_part():
-    part = RejectedPart((DET,), "failed", True, 2, untested="the type of its input 'h' is not known")
-    evidence = explain(context(rejected_part=part))[1].evidence
-    assert f"of the parts that could be tested (the type of its input 'h' is not known), is {DET}" in evidence
-    assert "whether the graph has other failing parts is unknown" in evidence
-    whole = RejectedPart((DET, GATHER), "failed", False, 0, is_whole_graph=True, untested="the time was up")
-    evidence = explain(context(rejected_part=whole))[1].evidence
-    assert "parts of it not tested: the time was up" in evidence and "no part" not in evidence
-
-
 # --- what was found in review ----------------------------------------------------------------------------------------
 
 
@@ -423,21 +396,3 @@ def test_graph_failing_only_as_a_whole_is_reported():
     gone = ChainEntry(provider=GPU, status="unavailable", reason="subgraph_rejected", evidence="it failed", remedy="-")
     reason, finding = explain(context(node=DET, skipped=gone, rejected_part=part, log=()))
     assert reason.code == "subgraph_rejected" and "on no part extracted from it: not acyclic" in finding.evidence
-
-
-def test_change_placed_without_run_is_marked_not_run() -> None:
-    run = replace(ONLY_PLACED, change="Relu of opset 6 in place of 14", outcome="supported")
-    (placed,) = conclusions(NodeProbe("n", (LEFT, ONLY_PLACED)))
-    assert placed.not_run and "supports this node (placed, not run)" in placed.evidence
-    (shown,) = conclusions(NodeProbe("n", (LEFT, ONLY_PLACED, run)))
-    assert not shown.not_run and "opset 6" in shown.evidence and "opset 13" not in shown.evidence
-    skipped = ChainEntry(provider="CUDAExecutionProvider", status="active")
-
-    def not_run(*trials: ProbeRun) -> bool:
-        probe = NodeProbe("n", trials)
-        context = Context("n", "Relu", skipped, probe=probe)
-        reason, finding = explain(context)
-        assert reason.code == "no_kernel_version"
-        return finding.not_run
-
-    assert not_run(LEFT, ONLY_PLACED) and not not_run(LEFT, run)

@@ -9,13 +9,12 @@ import pytest
 
 from partita.observations.facts import GraphNode, PortFact
 from partita.partition_reports.dry_run import blocking_nodes
-from partita.partition_reports.request_records import DryRunFacts, GraphCapture, ModelFacts, ModelInput
+from partita.partition_reports.request_records import DryRunFacts, ModelFacts, ModelInput
 from tests.partition_reports.samples import (
     GPU,
     GPU_CHAIN,
     REQUEST,
     event,
-    failed,
     mixed_facts,
     mixed_session,
     phase_of,
@@ -99,12 +98,6 @@ def test_dry_run_report_contains_no_times():
     assert (clock["clock"], clock["process"], clock["profile"]) == (False, False, True)
 
 
-def test_sizes_are_known_if_they_depend_only_on_shapes():
-    sizes, report = sized(node("a", "Relu", ["x"], ["t"]), node("b", "MatMul", ["t", "w"], ["y"]), constants=["w"])
-    assert sizes == {"a": 100, "b": 100}
-    assert failed(report) == []
-
-
 def test_data_dependent_sizes_are_unknown_until_shape_is_fixed():
     sizes, _ = sized(
         node("nz", "NonZero", ["x"], ["i"]),
@@ -124,10 +117,6 @@ def test_size_given_by_non_constant_input_is_unknown():
     assert sizes == {"r": 100}
     sizes, _ = sized(node("r", "Resize", ["x", "", "scales"], ["y"]), constants=["scales"])
     assert sizes == {"r": 100}, "an input that is left out decides on nothing"
-
-
-def test_control_flow_output_size_is_unknown():
-    assert sized(node("if", "If", ["flag"], ["y"]))[0] == {"if": None}
 
 
 @pytest.mark.parametrize(("tensor", "size"), [("i", None), ("minus", 64), ("made_up", None)])
@@ -182,16 +171,3 @@ def test_nodes_blocking_graph_capture_have_a_cause():
     assert [entry.cause for entry in blocking_nodes(loop, GPU)] == ["control_flow"]
     sized_late = phase.model_copy(update={"nodes": (phase.nodes[0].model_copy(update={"op_type": "NonZero"}),)})
     assert [entry.cause for entry in blocking_nodes(sized_late, GPU)] == ["size"]
-
-
-def test_text_view_shows_refused_graph_capture_and_blocking_nodes():
-    phase = phase_of(report_of(mixed_facts(), GPU_CHAIN), "decode")
-    refused = GraphCapture(
-        file="model.onnx", is_accepted=False, evidence="it said no", blocking=blocking_nodes(phase, GPU) * 3
-    )
-    played = PLAYED.model_copy(update={"graph_capture": (refused,)})
-    text = shown(report_of(replace(mixed_facts(), finish_reason=None), GPU_CHAIN, device=played))
-    assert "CUDA graph capture of model.onnx: REFUSED\n" in text and "evidence: it said no" in text
-    words = " ".join(text.split())
-    assert "blocks capture: 12 nodes on CPUExecutionProvider (Concat 3, Det 3, Gather 3, Transpose 3)" in words
-    assert "model.layers.0.self_attn/Det" in words

@@ -7,16 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from partita.check.measures import find
-from partita.check.requirements import Vocabulary, parse_requirement
 from partita.compare.reports import compare
 from partita.partition_reports import storage
 from partita.partition_reports.outcome import headline, state_name, summarise
 from partita.partition_reports.sections.overview import sign_and_tone
 from partita.partition_reports.sections.shared import speed_text
-from tests.partition_reports.report_changes import compiled, each_phase, mixed, renamed
+from tests.partition_reports.report_changes import each_phase, mixed, renamed
 from tests.partition_reports.reports import RECORDED, recorded
-from tests.partition_reports.samples import CPU, GPU, recorded_facts, report_of, shown, top, with_session
+from tests.partition_reports.samples import CPU, GPU, recorded_facts, report_of, shown
 
 
 def test_summary_stores_verdict_and_counts():
@@ -33,14 +31,6 @@ def test_summary_stores_verdict_and_counts():
     assert decode.copies == len(phase.copies) and decode.tokens_per_second == phase.tokens_per_second
     assert report.summary.cache_in_place is None, "it has no states"
     assert report.summary.checks_failed == sum(not check.passed for check in report.checks)
-
-
-def test_file_nodes_include_nodes_compiled_into_partition():
-    report = compiled(7, "model.layers.0.self_attn/Det")(mixed())
-    for phase, was in zip(report.phases, mixed().phases, strict=True):
-        assert {row.name for row in phase.file_nodes} == {row.name for row in was.file_nodes}
-        ran = {row.name: row.ran_as for row in phase.file_nodes}
-        assert ran["model.layers.0.self_attn/Det"] == ("EP_subgraph_7_0",)
 
 
 def test_generated_names_are_compared_without_counters():
@@ -79,20 +69,6 @@ def test_every_view_headline_reports_failed_run():
     assert summarise(report).verdict == said
     for view in ("brief", "text", "markdown", "html"):
         assert said in " ".join(shown(report, view).split()) and "✓" not in shown(report, view)
-
-
-def test_headline_of_opened_model_uses_would_run():
-    facts = recorded_facts()
-    opened = replace(with_session(facts, events=(), runs=()), steps=(), finish_reason=None)
-    assert headline(report_of(opened)) == "All nodes would run on CPU"
-
-
-def test_shares_are_fractions_of_file_nodes():
-    report = mixed()
-    holds, said = find(parse_requirement("provider=webgpu,share>=0.66", Vocabulary(lambda _: GPU, ())), report)[0]
-    assert holds and said.startswith("share 0.6667 ")
-    placed = "6 of 9 nodes on WebGpu, 3 on CPU (and 4 added by ONNX Runtime)"
-    assert top(report)["placement"] == f"{placed} in prefill and decode"
 
 
 def test_speed_text_warns_about_too_few_steps():

@@ -39,12 +39,6 @@ def test_profiled_steps_count_if_all_steps_are_profiled():
     assert times.note == "speed over 2 steps, all slowed by profiling"
 
 
-def test_steps_with_zero_time_have_no_speed():
-    times = step_times([step("decode", 1, 0.0, 0.0)], "decode", rows=1)
-    assert times.tokens_per_second is None
-    assert times.seconds == 0
-
-
 def phase(steps: int) -> Phase:
     return phase_of(mixed(), "decode").model_copy(
         update={"steps": steps, "step_p50_ms": 1.0, "step_p95_ms": 2.0, "step_p99_ms": 3.0}
