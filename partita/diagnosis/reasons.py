@@ -306,7 +306,8 @@ REASONS: Mapping[str, Reason] = {reason.code: reason for reason in ROWS}
 
 def steps_of(code: str | None) -> tuple[Step, ...]:
     """The steps of a reason; none for an unknown code."""
-    return REASONS[code].steps if code in REASONS else ()
+    reason = REASONS.get(code or "")
+    return reason.steps if reason is not None else ()
 
 
 @dataclass(frozen=True, slots=True)

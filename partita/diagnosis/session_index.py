@@ -19,7 +19,7 @@ from partita.diagnosis.graphs import (
 )
 from partita.diagnosis.join import ExecutedNode, join_graphs, join_in_order
 from partita.diagnosis.sources import Memcpy, ProvidersBySource, choose_provider
-from partita.diagnosis.unnamed_nodes import branch_nodes, function_nodes, with_names
+from partita.diagnosis.unnamed_nodes import branch_nodes, function_nodes, op_types_of, with_names
 from partita.observations.facts import AssignedNode, GraphNode, NodeEvent, ProviderFacts, SessionFacts
 from partita.observations.names import INLINED
 from partita.observations.records import PhaseName, Source
@@ -154,10 +154,10 @@ def index_session(facts: SessionFacts) -> SessionIndex:
     order, order_source = sources.execution_order(facts, events)
     optimised = index_graph(facts.optimised, facts.graph) if facts.optimised is not None else None
     compiled = compiled_subgraphs(facts.assigned or (), dict.fromkeys(order), exported)
-    op_types: dict[str, str | None] = {node.name: node.op_type for node in (*facts.graph, *events)}
+    op_types: dict[str, str | None] = {**op_types_of(facts.graph, events)}
     memcpy = sources.copied_in_log(facts.log, order, op_types) if optimised is None else _copied_tensors(optimised)
-    known = {node.name: node.op_type for node in (*(facts.assigned or ()), *(facts.optimised or ()))}
-    op_types = {name: copy.op_type for name, copy in memcpy.items()} | known | op_types
+    copies = {name: copy.op_type for name, copy in memcpy.items()}
+    op_types = {**copies, **op_types_of(facts.assigned, facts.optimised), **op_types}
     op_types |= dict.fromkeys(compiled, COMPILED)
     ran_inside = inner_names - {event.name for event in events}
     entries = {node for nodes in compiled.values() for node in nodes}

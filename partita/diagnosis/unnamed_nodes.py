@@ -74,7 +74,7 @@ def _name_assigned(
     """
     named = list(facts.assigned or ())
     plan = {name for stream in facts.plan or () for name in stream}
-    numbers = by_operator(plan | {node.name for node in (*named, *facts.graph, *facts.subgraph_nodes)})
+    numbers = by_operator(plan | op_types_of(named, facts.graph, facts.subgraph_nodes).keys())
     for op in dict.fromkeys(node.op_type for node in named if not node.name):
         names = planned.get(op, [])
         left = [place for place, node in enumerate(named) if not node.name and node.op_type == op]
@@ -114,6 +114,11 @@ def by_operator(names: Iterable[str]) -> dict[str, list[str]]:
     return found
 
 
+def op_types_of(*sources: Iterable[AssignedNode | GraphNode | NodeEvent] | None) -> dict[str, str]:
+    """Operators of nodes by name; a later source overrides an earlier one."""
+    return {node.name: node.op_type for source in sources for node in source or ()}
+
+
 def function_nodes(
     facts: SessionFacts, names: Iterable[str], gone: Collection[GraphNode]
 ) -> dict[str, tuple[str, ...]]:
@@ -122,8 +127,7 @@ def function_nodes(
     `names`: executed or listed nodes. `gone`: file nodes that are neither.
     """
     known = {node.name for node in (*facts.graph, *facts.subgraph_nodes)}
-    made = {node.name: node.op_type for node in (*(facts.assigned or ()), *(facts.optimised or ()))}
-    made |= {event.name: event.op_type for event in facts.events}
+    made = op_types_of(facts.assigned, facts.optimised, facts.events)
     found: dict[str, tuple[str, ...]] = {}
     for name in names:
         match = NUMBERED.fullmatch(name)
