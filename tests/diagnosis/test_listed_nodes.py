@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from partita.diagnosis.explanation import find_fallbacks, nodes_to_probe, refused_nodes
+from partita.diagnosis.explanation import find_fallbacks, nodes_to_probe
 from partita.diagnosis.session_index import SessionIndex, index_session
 from partita.observations.facts import AssignedNode, GraphNode, NodeEvent, SessionFacts
-from partita.observations.records import ChainEntry
 from tests.partition_reports.samples import CPU, GPU, GPU_CHAIN, event, session_facts, windows
 
 CLIP = "_inlfunc_F_clip"
@@ -52,13 +51,6 @@ def optimised(*inside: GraphNode, main: tuple[GraphNode, ...] = (node(CLIP, "Cli
 
 def inside(index: SessionIndex) -> list[tuple[str, str]]:
     return sorted((entry.name, entry.provider) for entry in index.in_subgraphs() or ())
-
-
-def test_refused_subgraph_node_has_no_source_line_of_the_main_graph():
-    """A main-graph node of the same name has another source line."""
-    facts = called_twice(graph=(replace(CALL, source="main.py:1"), IF), subgraph_nodes=(replace(IN_BODY, source=None),))
-    (row,) = refused_nodes(facts, (ChainEntry(provider=GPU, status="active"),))
-    assert (row.node, row.provider, row.source_line) == (CLIP, CPU, None)
 
 
 def test_subgraph_node_named_as_main_graph_node_has_own_fallback():

@@ -7,12 +7,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from partita.diagnosis.explanation import context_of, explain_provider, find_fallbacks, nodes_to_probe
+from partita.diagnosis.explanation import find_fallbacks, nodes_to_probe
 from partita.diagnosis.probe_conclusions import conclusions, fullest, unprobed_nodes
 from partita.diagnosis.reasons import REASONS, explain
 from partita.diagnosis.session_index import index_session
 from partita.observations.facts import Factor, NodeProbe, Outcome, ProbeRun, RejectedPart, Substitution
-from partita.observations.names import UNKNOWN
 from partita.observations.records import ChainEntry, Probing
 from partita.partition_reports.build import find_rejected
 from tests.diagnosis.test_reasons import GATHER, context
@@ -250,11 +249,6 @@ def test_log_line_or_probe_decides(case):
         assert "--probe-seconds" not in (finding.remedy or reason.remedy), "they were made"
 
 
-def test_probes_are_ignored_for_unavailable_provider():
-    gone = ChainEntry(provider=GPU, status="unavailable", reason="device_missing", evidence="no adapter", remedy="buy")
-    assert explain(context(skipped=gone, probe=probe(*TAKEN_AS_FLOAT)))[0].code == "device_missing"
-
-
 # --- which nodes call for experiments ------------------------------------------------------------------------------
 
 
@@ -338,30 +332,6 @@ def test_probe_evidence_states_isolation_or_added_neg():
 # --- what was found in review ----------------------------------------------------------------------------------------
 
 
-def test_unplaced_node_is_neither_probed_nor_explained():
-    session = replace(mixed_session(), events=(), assigned=(), log=(), plan=((GATHER,),))
-    index = index_session(session)
-    assert nodes_to_probe(index, GPU_CHAIN, GPU_CHAIN[0]) == ()
-    taken = NodeProbe(GATHER, (ProbeRun("as_is", "", "supported", ""),))
-    report = report_of(
-        with_session(mixed_facts(), events=(), runs=(), assigned=(), log=(), plan=((GATHER,),), probes={GATHER: taken}),
-        GPU_CHAIN,
-    )
-    assert {(entry.reason, entry.evidence) for entry in report.fallbacks} == {
-        ("unexplained", "no source shows where this node runs")
-    }
-
-
-def test_subgraph_node_of_any_rejected_part_has_cause_from_probes():
-    inside = RejectedPart((CONCAT,), "no such mode", minimal=True, attempts=3, rejected_subgraph_nodes=(DET,))
-    part = RejectedPart((GATHER,), "another thing", minimal=True, attempts=9, other_parts=(inside,))
-    probed = NodeProbe(DET, (changed("as_is", "failed", ""), changed("attribute", "supported", "without mode=wrap")))
-    session = mixed_session().with_provider(GPU, rejected=part, probes={DET: probed})
-    gone = ChainEntry(provider=GPU, status="unavailable", reason="subgraph_rejected", evidence="it failed", remedy="-")
-    told = explain_provider(context_of(index_session(session), DET, None, UNKNOWN, gone))
-    assert told.reason == "attribute_unsupported" and "without mode=wrap" in told.evidence
-
-
 @pytest.mark.parametrize(
     "said",
     ["QNN_COMMON_ERROR_MEM_ALLOC", "Failed to allocate memory for requested buffer", "VK_ERROR_OUT_OF_DEVICE_MEMORY"],
@@ -396,3 +366,36 @@ def test_graph_failing_only_as_a_whole_is_reported():
     gone = ChainEntry(provider=GPU, status="unavailable", reason="subgraph_rejected", evidence="it failed", remedy="-")
     reason, finding = explain(context(node=DET, skipped=gone, rejected_part=part, log=()))
     assert reason.code == "subgraph_rejected" and "on no part extracted from it: not acyclic" in finding.evidence
+
+
+def test_shape_declaration_is_cause_only_if_no_other_change_helps():
+    declared = changed("output_shape", "supported", "the declared output sizes [2,9]")
+    by_constant = changed("input", "supported", "input shape as a constant")
+    (alone,) = conclusions(probe(LEFT, declared))
+    assert alone.factors == ("output_shape",)
+    (both,) = conclusions(probe(LEFT, declared, by_constant))
+    assert both.factors == ("input",)
+
+
+def test_shape_declaration_has_its_own_remedy():
+    declared = changed("output_shape", "supported", "the declared output sizes [2,9]")
+    fixed = changed("static_shape", "supported", "all sizes fixed")
+    remedies = []
+    for trial in (declared, fixed):
+        reason, finding = explain(context(probe=probe(LEFT, trial)))
+        assert reason.code == "dynamic_shape"
+        remedies.append(finding.remedy)
+    assert "declare them in the file" in (remedies[0] or "") and remedies[1] is None
+
+
+def test_variants_with_another_option_count_as_same_variant():
+    forms = [
+        changed("other_form", "rejected", "T float32"),
+        changed("other_form", "rejected", "T float32; a=1", "option"),
+    ]
+    assert conclusions(probe(LEFT, *forms))[0].evidence.endswith("it supports none of 1 other node of this operator")
+    taken = changed("other_form", "supported", "T float32; a=1", "option")
+    (shown,) = conclusions(probe(LEFT, forms[0], taken))
+    assert shown.inferred and shown.evidence.startswith(
+        "the provider supports other nodes of this operator (e.g. T float"
+    )

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
-
 from partita.commands.results import render_refusal
 from partita.diagnosis.explanation import refused_nodes
 from partita.observations.facts import AssignedNode
 from partita.observations.records import ChainEntry
-from partita.runtime.chain import advice
 from partita.runtime.chain.advice import rows_of
 from tests.partition_reports.samples import (
     CPU,
@@ -56,12 +52,6 @@ def test_nodes_unnamed_in_every_source_are_listed_individually():
     assert "(no name)" in render_refusal(rows_of(rows, (GPU,)))
 
 
-def test_unavailable_provider_refuses_every_node():
-    chain = (ChainEntry(provider=GPU, status="unavailable", reason="device_missing", evidence="no adapter"),)
-    rows = refused_nodes(opened(), chain)
-    assert len(rows) == 10 and {row.reason for row in rows} == {"device_missing"}
-
-
 def test_table_names_every_node_and_quotes_evidence():
     text = render_refusal(rows_of(refused_nodes(opened(), GPU_ALONE), (GPU,)))
     assert text.startswith(f"4 nodes would not run on {GPU}:\n")
@@ -84,14 +74,6 @@ def test_missing_first_provider_does_not_hide_reasons_of_second():
     assert "WebGpu: no_kernel_op: " in text and NO_KERNEL[-40:] in text
 
 
-def test_export_suggestion_uses_requested_provider(monkeypatch):
-    asked = []
-    monkeypatch.setattr(advice, "export_again", lambda path, codes, wanted: asked.append((wanted, sorted(codes))))
-    rows = rows_of(refused_nodes(opened(), MISSING_FIRST_CHAIN[:2]), (GPU,))
-    assert advice.export_again_for(Path("m.onnx"), rows) is None
-    assert asked == [(GPU, ["cpu_preferred", "no_kernel_op", "runtime_inserted", "unexplained"])]
-
-
 def many(count, kinds):
     ops = [f"Op{number % kinds}" for number in range(count)]
     names = [f"m.{number}/{op}" for number, op in enumerate(ops)]
@@ -112,8 +94,3 @@ def test_many_nodes_are_grouped_by_operator():
     text = render_refusal(rows_of(refused_nodes(many(90, 3), GPU_ALONE), (GPU,)))
     assert "90 nodes would not run" in text and "Op1" in text and " 30 " in text and "and 88 similar lines" in text
     assert len(text.splitlines()) < 20
-
-
-def test_control_characters_in_names_are_escaped():
-    row = replace(rows_of(refused_nodes(opened(), GPU_ALONE), (GPU,))[0], node="a\x1b[31m\nb")
-    assert "\x1b" not in render_refusal([row]) and "a?[31m?b" in render_refusal([row])

@@ -30,7 +30,6 @@ from tests.partition_reports.samples import (
     shown,
     step,
     windows,
-    with_session,
 )
 
 
@@ -54,17 +53,6 @@ def test_run_interrupted_in_prefill_passes_checks():
     assert {node.host_us_per_run for node in decode.nodes} == {None}
     assert decode.providers[0].time_share is None
     assert "the run ended early: interrupted" in shown(report)
-
-
-def test_missing_plan_uses_profile_order_with_note():
-    facts = recorded_facts()
-    with_plan, report = report_of(facts), report_of(with_session(facts, plan=None))
-    assert [n.name for n in phase_of(report, "decode").nodes] == [n.name for n in phase_of(with_plan, "decode").nodes]
-    assert report.notes == ("model.onnx: ONNX Runtime wrote no plan; nodes and their order come from profile",)
-    plan = next(entry for entry in report.sources if entry.source == "plan_file")
-    assert not plan.available
-    assert "plan_file" not in phase_of(report, "decode").nodes[0].sources
-    assert failed(report) == []
 
 
 def test_static_files_have_a_session_per_phase():

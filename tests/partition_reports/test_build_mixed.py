@@ -6,10 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from partita.observations.records import ChainEntry
 from tests.partition_reports.samples import (
     CPU,
-    CPU_CHAIN,
     GPU,
     GPU_CHAIN,
     MIXED_PLAN,
@@ -18,7 +16,6 @@ from tests.partition_reports.samples import (
     mixed_facts,
     mixed_session,
     phase_of,
-    recorded_facts,
     report_of,
     run_facts,
 )
@@ -65,12 +62,6 @@ def test_memcpy_node_counts_in_layer_of_its_cause(report):
         }
 
 
-def test_unknown_unavailability_reason_is_unexplained_with_evidence():
-    chain = (ChainEntry(provider=GPU, status="unavailable", reason="moon_phase", evidence="no adapter"), *CPU_CHAIN)  # type: ignore[arg-type]
-    report = report_of(recorded_facts(), chain)
-    assert {(entry.reason, entry.evidence) for entry in report.fallbacks} == {("unexplained", "no adapter")}
-
-
 def test_profile_wins_on_conflicting_sources():
     session = mixed_session()
     wrong = tuple(
@@ -83,17 +74,6 @@ def test_profile_wins_on_conflicting_sources():
     }
     node = next(n for n in phase_of(report, "decode").nodes if n.name == "model.layers.0.self_attn/Det")
     assert node.provider == CPU
-
-
-def test_node_without_known_provider_is_a_conflict():
-    facts = mixed_facts(plan=((*(name for name, _, _ in MIXED_PLAN), "ghost"),))
-    report = report_of(facts, GPU_CHAIN)
-    ghost = phase_of(report, "decode").nodes[-1]
-    assert (ghost.name, ghost.provider, ghost.sources) == ("ghost", None, ("plan_file",))
-    assert ("ghost", "no source names a provider for this node") in {(d.node, d.detail) for d in report.conflicts}
-    assert "decode: every node has a provider" in failed(report)
-    assert "model.onnx: every plan node was executed" in failed(report)
-    assert phase_of(report, "decode").partitions[-1].provider == "unknown"
 
 
 NAMES = tuple(name for name, _, _ in MIXED_PLAN)
@@ -113,5 +93,12 @@ def test_contradictory_facts_fail_their_check(changes, chain, names):
     assert {node.name for phase in report.phases for node in phase.nodes} <= set(NAMES)
 
 
-def test_warm_up_is_excluded_from_medians(report):
-    assert {node.host_us_per_run for node in phase_of(report, "decode").nodes} == {100.0}
+def test_node_without_known_provider_is_a_conflict():
+    facts = mixed_facts(plan=((*(name for name, _, _ in MIXED_PLAN), "ghost"),))
+    report = report_of(facts, GPU_CHAIN)
+    ghost = phase_of(report, "decode").nodes[-1]
+    assert (ghost.name, ghost.provider, ghost.sources) == ("ghost", None, ("plan_file",))
+    assert ("ghost", "no source names a provider for this node") in {(d.node, d.detail) for d in report.conflicts}
+    assert "decode: every node has a provider" in failed(report)
+    assert "model.onnx: every plan node was executed" in failed(report)
+    assert phase_of(report, "decode").partitions[-1].provider == "unknown"
