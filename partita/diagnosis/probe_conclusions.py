@@ -244,7 +244,7 @@ def _alternatives(names: Sequence[str]) -> str:
 
 
 def _summary(trials: Sequence[ProbeRun]) -> str:
-    """The changes that did not help, counted by outcome, with the kinds of those that made no difference."""
+    """The changes that did not help, counted by outcome, with the kinds of changes without an effect."""
     texts = []
     for end, outcomes in ENDS.items():
         if found := [trial for trial in trials if trial.outcome in outcomes]:

@@ -122,7 +122,7 @@ def op_types_of(*sources: Iterable[AssignedNode | GraphNode | NodeEvent] | None)
 def function_nodes(
     facts: SessionFacts, names: Iterable[str], gone: Collection[GraphNode]
 ) -> dict[str, tuple[str, ...]]:
-    """Node of an inlined function -> the file nodes of `gone` that may contain it; those that call a named function.
+    """Node of an inlined function -> the file nodes of `gone` that may contain it; for a named function, its callers.
 
     `names`: executed or listed nodes. `gone`: file nodes that are neither.
     """
