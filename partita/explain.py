@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from partita.diagnosis.reasons.table import describe_rank
+from partita.diagnosis.reasons import describe_rank
 from partita.diagnosis.records import Fallback, KernelPath, SkippedProvider
 from partita.messages import nearest
 from partita.observations.names import CPU, UNKNOWN

@@ -22,7 +22,7 @@ import pytest
 import typer.main
 
 from partita import cli
-from partita.diagnosis.reasons.table import REASONS
+from partita.diagnosis.reasons import REASONS
 from partita.package.folder import WEIGHTS, read_manifest
 from partita.providers.options import parse_options, split_options
 from partita.providers.resolve import known_providers, parse_chain

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from partita import cli
-from partita.diagnosis.actions import CHECKPOINT, steps_for
-from partita.diagnosis.reasons.table import REASONS
+from partita.diagnosis.reasons import REASONS, steps_of
 from partita.diagnosis.records import VariantRecord
+from partita.diagnosis.steps import CHECKPOINT, steps_for
 from partita.partition_reports.records import Report
 from partita.partition_reports.sections.fallbacks import by_reason, for_reason, situation_of, top_actions
 from partita.partition_reports.sections.model import Command, Line
@@ -32,7 +32,7 @@ def with_package(report: Report, **changes: Any) -> Report:
 def commands(report: Report, code: str = "no_kernel_op", **changes: Any) -> list[tuple[str, ...]]:
     """The commands for one reason, given the fallbacks of the report with changes."""
     entries = [entry.model_copy(update=changes) for entry in report.fallbacks]
-    return [action.words for action in for_reason(report, code, entries)]
+    return [action.remedy.command for action in for_reason(report, code, entries)]
 
 
 def test_command_paths_are_quoted_and_unknown_checkpoint_is_placeholder() -> None:
@@ -59,7 +59,7 @@ def trials(**outcomes: str) -> tuple[VariantRecord, ...]:
 def told(report: Report, code: str, *found: VariantRecord) -> dict[str, str]:
     """Title of each step for one reason, and its effect, after these experiments on every node."""
     entries = [entry.model_copy(update={"variants": found}) for entry in report.fallbacks]
-    return {action.title: action.does for action in for_reason(report, code, entries)}
+    return {action.title: action.remedy.text for action in for_reason(report, code, entries)}
 
 
 def test_action_shows_probe_outcome_and_is_omitted_if_rejected() -> None:
@@ -119,9 +119,9 @@ def test_action_on_foreign_model_folder_runs(verb, tmp_path, monkeypatch):
     given = [verb, str(folder), *(["5,6"] if words else []), *words, "--provider", "cpu", "--max-length", "32"]
     assert cli.run([*given, "--report", "report.json"]) == 0
     report = Report.model_validate_json(Path("report.json").read_text(encoding="utf-8"))
-    (step,) = steps_for(situation_of(report), "unexplained", CPU, unprobed=True)
-    assert step.words[2:7] == (str(folder), "--provider", "cpu", "--max-length", "32")
-    assert cli.run(list(step.words[1:])) == 0
+    (step,) = steps_for(situation_of(report), steps_of("unexplained"), CPU, unprobed=True)
+    assert step.remedy.command[2:7] == (str(folder), "--provider", "cpu", "--max-length", "32")
+    assert cli.run(list(step.remedy.command[1:])) == 0
 
 
 def test_action_never_exports_package_with_its_current_options() -> None:
@@ -156,7 +156,7 @@ def test_suggested_export_removes_fallbacks(tiny_checkpoint, exported, tmp_path,
     before = placed(package)
     assert {entry.op_type for entry in before.fallbacks} == {"GroupQueryAttention"}
     action = next(top_actions(before, by_reason(before)))
-    words = [str(checkpoint) if word == CHECKPOINT else word for word in action.words]
+    words = [str(checkpoint) if word == CHECKPOINT else word for word in action.remedy.command]
     assert cli.run([*words[1:], "--max-length", "64"]) == 0
     assert placed(Path(words[3])).fallbacks == ()
 
@@ -168,4 +168,4 @@ def test_actions_for_unavailable_provider_have_no_placeholders(reason: str) -> N
     first = report.chain[0].model_copy(update={"status": "unavailable", "reason": reason})
     missing = report.model_copy(update={"chain": (first, *report.chain[1:])})
     for action in top_actions(missing, by_reason(missing)):
-        assert not any("{" in word for word in (action.title, *action.words))
+        assert not any("{" in word for word in (action.title, *action.remedy.command))

@@ -15,7 +15,7 @@ from tests.conftest import REPOSITORY
 
 PROVIDER = '''"""A provider that this test adds."""
 
-from partita.observations.log_pattern import LogPattern
+from partita.observations.patterns import LogPattern
 from partita.providers.base import Option, Provider
 from partita.remedies import Remedy
 

@@ -20,12 +20,12 @@ from partita.check.gate import GateResult
 from partita.commands import results
 from partita.compare.rows import Comparison
 from partita.diagnosis.evidence import GROUNDS
-from partita.diagnosis.reasons.base import Reason
-from partita.diagnosis.reasons.table import PRECEDENCE, REASONS, explain
+from partita.diagnosis.reasons import PRECEDENCE, REASONS, Reason, explain
 from partita.drift.records import Drift
 from partita.explain import Explanation, Matches
 from partita.inspection.records import Inspection
 from partita.machine import MachineReport
+from partita.observations.codes import PROVIDER_CODES
 from partita.package.folder import Manifest
 from partita.partition_reports.records import Report
 from partita.support.records import SupportTable
@@ -106,7 +106,7 @@ def describe(reason: Reason) -> str:
     _, finding = explain(EXAMPLES[reason.code])
     return (
         f"## {reason.code}\n\n"
-        f"{reason.title} ({reason.level}).\n\n"
+        f"{reason.title} ({'provider' if reason.code in PROVIDER_CODES else 'node'}).\n\n"
         f"- **Applies when** {reason.condition}.\n"
         f"- **Evidence:** {reason.needs}.\n"
         f"- **Fix:** {reason.remedy}.\n\n"

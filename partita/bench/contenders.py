@@ -11,11 +11,10 @@ from typing import Literal
 from partita.bench.records import Contender, Difference, PhaseSpeed, Ratio, RoundResult, Spread
 from partita.observations.names import CPU
 from partita.observations.text_format import decimals, listing, plural, short_provider
-from partita.partition_reports.cost import whole_percent
+from partita.partition_reports.cost import percentile, whole_percent
 from partita.partition_reports.groups import total_us
 from partita.partition_reports.outcome import headline, summarise
 from partita.partition_reports.records import Report
-from partita.partition_reports.timing import percentile
 
 FEWEST_ROUNDS = 4
 """Minimum rounds for a comparison of ranges. Ranges of two equal contenders do not overlap by chance in 10 % of cases

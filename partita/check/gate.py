@@ -17,12 +17,12 @@ from partita.errors import ReportError
 from partita.observations.records import Record
 from partita.observations.text_format import decimals, listing, name_some, plural
 from partita.options.fields import with_flags
+from partita.partition_reports.cost import rows_of
 from partita.partition_reports.groups import grouped
 from partita.partition_reports.outcome import failure_of, is_known
 from partita.partition_reports.records import Phase, Report
 from partita.partition_reports.render.show import Views, terminal_view
 from partita.partition_reports.sections.model import Document, Section, table
-from partita.partition_reports.timing import rows_of
 
 BASELINE = {
     "preferred_provider": "preferred provider",

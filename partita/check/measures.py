@@ -13,7 +13,6 @@ from partita.compare.reports import PlacedRow, placed_rows
 from partita.observations.names import CPU
 from partita.observations.text_format import decimals, listing, name_some, plural, short_provider
 from partita.options.fields import with_flags
-from partita.partition_reports.copies import subgraph_copies
 from partita.partition_reports.groups import grouped, ran_by
 from partita.partition_reports.outcome import (
     TOO_FEW,
@@ -25,6 +24,7 @@ from partita.partition_reports.outcome import (
     status_of,
     too_few_steps,
 )
+from partita.partition_reports.placement import subgraph_copies
 from partita.partition_reports.records import Phase, Report
 
 SIGNS: dict[str, Callable[[float, float], bool]] = {

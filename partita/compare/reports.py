@@ -11,8 +11,7 @@ from partita.compare.document import report_headline
 from partita.compare.rows import Comparison, Row, Rule, Side, compare_rows, is_more
 from partita.diagnosis.records import Fallback, SkippedProvider
 from partita.observations.text_format import listing, plural, short_provider
-from partita.partition_reports.copies import is_memcpy, subgraph_copies
-from partita.partition_reports.groups import added_nodes, file_counts, provider_of, ran_by, report_rows
+from partita.partition_reports.groups import added_nodes, file_counts, is_memcpy, provider_of, ran_by, report_rows
 from partita.partition_reports.outcome import (
     TOO_FEW,
     active_of,
@@ -24,6 +23,7 @@ from partita.partition_reports.outcome import (
     status_of,
     too_few_steps,
 )
+from partita.partition_reports.placement import subgraph_copies
 from partita.partition_reports.records import Copy, FileNode, NodePlacement, Phase, Report
 
 RELATED = 0.5

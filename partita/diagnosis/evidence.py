@@ -1,21 +1,22 @@
-"""The facts about one node and one provider that does not run it, and the findings common to all reasons.
+"""The facts about one node and one provider that does not run it, and the findings of reasons.
 
-The basis of a finding is its source. Only `reasons.table` ranks bases and reasons; reasons do not refer to each other.
+The basis of a finding is its source. Only `reasons` ranks bases and reasons; reasons do not refer to each other.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from partita.diagnosis.inlined_nodes import NODE_GROUP, with_blank
+from partita.diagnosis.graphs import LAYOUT, MEMCPY_OPS
 from partita.diagnosis.probe_conclusions import conclusions, opening
 from partita.observations.codes import EvidenceKind, ReasonCode
-from partita.observations.facts import FAILED, Factor, NodeProbe, RejectedPart
-from partita.observations.log_pattern import LogPattern
-from partita.observations.names import CPU
+from partita.observations.facts import FAILED, NEIGHBOURS, OPTION, Factor, NodeProbe, RejectedPart
+from partita.observations.names import CPU, UNKNOWN
+from partita.observations.patterns import LogPattern
 from partita.observations.records import ChainEntry
+from partita.observations.text_format import name_some
 
 Basis = str
 """Source of a finding: a key of `GROUNDS`, which describes it."""
@@ -37,10 +38,18 @@ GROUNDS: Mapping[Basis, str] = {
     "entry": "the provider did not start",
     "nothing": "no evidence",
 }
-MARK = re.compile(r"""\\?[:'"\],;](?![?*{])""")
-"""A character in a pattern that always follows a name."""
+NODE_GROUP = r"(?P<node>\S+)"
+"""The group for a node's name in most patterns; a real name may contain blanks."""
 CONFIRM = "confirm it on a device of this kind: the dry run could not run the changed node"
 """Added to the remedy for a change that was placed but not run."""
+
+
+ESTIMATE = re.compile(r"Resource estimation for EP '(?P<provider>[^']+)'.*total estimated memory: (?P<bytes>\d+) bytes")
+MOST_NAMED = 5
+OTHER_OPERATOR = (
+    "put a provider that supports the operator first in --provider, or use other operators (for a package: export it "
+    "with another --attention)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +82,8 @@ class Context:
     """The provider fails on a node of that part in isolation."""
     budget: str = ""
     """The user's memory budget for the skipped provider, e.g. cuda.memory_budget_kb=1000."""
-    is_unnamed: bool = False
-    """ONNX Runtime gave it no name, so lines of `log` may have a blank in its place."""
+    blank_log: tuple[str, ...] = ()
+    """Native log lines that may be about the node, with a blank in place of its name: it has none."""
     rewritten_with: tuple[str, ...] = ()
     """File nodes that ONNX Runtime rewrote together when it added this node."""
 
@@ -132,11 +141,10 @@ def line_findings(context: Context, code: ReasonCode) -> Iterator[Finding]:
     patterns = [pattern for pattern in context.patterns if pattern.reason == code and names_a_node(pattern)]
     if not context.started or not patterns:
         return
-    blanks = [blank for pattern in patterns if context.is_unnamed and (blank := with_blank(pattern)) is not None]
-    for line in context.log:
-        if any(blank.search(line) for blank in blanks):
-            yield Finding("logged", "blank_line", line.strip())
-            break
+    blanks = [blank for pattern in patterns if context.blank_log and (blank := with_blank(pattern)) is not None]
+    unnamed = next((line for line in context.blank_log if any(blank.search(line) for blank in blanks)), None)
+    if unnamed is not None:
+        yield Finding("logged", "blank_line", unnamed.strip())
     named = (
         (line, pattern)
         for pattern in sorted(patterns, key=lambda pattern: pattern.vague)
@@ -236,13 +244,148 @@ def names_a_node(pattern: LogPattern) -> bool:
     return "(?P<node>" in pattern.pattern
 
 
+def with_blank(pattern: LogPattern) -> re.Pattern[str] | None:
+    """The pattern for lines with a blank in place of the name; None if the pattern has no node name."""
+    if pattern.pattern.endswith(f" {NODE_GROUP}"):
+        return re.compile(pattern.pattern.removesuffix(f" {NODE_GROUP}") + r"\s*$")
+    if f" {NODE_GROUP} " in pattern.pattern:
+        return re.compile(pattern.pattern.replace(f" {NODE_GROUP} ", " {2,}"))
+    return None
+
+
 def name_in(line: str, pattern: LogPattern, name: str) -> bool:
     """Whether the group `node` of `pattern` matches exactly this name in `line`."""
     if NODE_GROUP in pattern.pattern:
-        # The name ends at the end of the line if the pattern ends there, at a mark of the pattern, else at a blank or
-        # bracket.
-        after = pattern.pattern.partition(NODE_GROUP)[2]
-        end = r"\s*$" if not after else "" if MARK.match(after) else r"(?![^\s,;)}])"
+        ends_line = pattern.pattern.endswith(NODE_GROUP)
+        end = r"\s*$" if ends_line else r"""(?![^\s'":\],;)}])"""
         exact = pattern.pattern.replace(NODE_GROUP, f"(?P<node>{re.escape(name)}){end}")
         return bool(name) and re.search(exact, line) is not None
     return any(match["node"] == name for match in re.finditer(pattern.pattern, line))
+
+
+def pinned_by_user(context: Context) -> Iterator[Finding]:
+    """A pin covers the node, or the provider logged that an option assigns the node to the CPU."""
+    if context.pin is not None:
+        yield Finding("derived", "pin", f"--pin {context.pin}")
+    yield from line_findings(context, "pinned_by_user")
+
+
+def runtime_inserted(context: Context) -> Iterator[Finding]:
+    """ONNX Runtime inserted the node, as its operator or its neighbours show."""
+    inserted = context.op_type in (*MEMCPY_OPS, *LAYOUT) or context.rewritten_with
+    if not (context.is_added and context.started and inserted):
+        return
+    absent = f"the ONNX file has no {context.op_type}"
+    if context.rewritten_with:
+        rewritten = name_some(context.rewritten_with, 3)
+        evidence = f"{absent} here; ONNX Runtime added it when it rewrote {rewritten}"
+    else:
+        evidence = f"{absent} of this name"
+    yield Finding("derived", "origin", evidence)
+
+
+def over_budget(context: Context) -> Iterator[Finding]:
+    """A log line that names the node at which the budget ended, or a budget without another cause.
+
+    There is no other cause when the provider supports the node without a budget, in isolation and with every tested
+    neighbour.
+    """
+    yield from line_findings(context, "over_budget")
+    supported = next((shown for shown in conclusions(context.probe) if shown.accepted), None)
+    with_neighbours = [trial for trial in context.probe.variants if trial.factor == NEIGHBOURS] if context.probe else []
+    rejected_together = any(trial.outcome == "rejected" for trial in with_neighbours)
+    if context.budget and context.started and supported is not None and not rejected_together:
+        evidence = f"{context.budget}{_estimate(context)}; {supported.evidence} without a budget"
+        yield Finding("probed", "budget", evidence)
+
+
+def _estimate(context: Context) -> str:
+    """ONNX Runtime's memory estimate for the nodes assigned to the provider; empty if the log has none."""
+    for line in context.session_log:
+        match = ESTIMATE.search(line)
+        if match is not None and match["provider"] == context.skipped.provider:
+            return f"; ONNX Runtime's estimate for the nodes assigned to it: {int(match['bytes']):,} bytes"
+    return ""
+
+
+def option_needed(context: Context) -> Iterator[Finding]:
+    """An experiment in which only a provider option was changed."""
+    yield from (
+        finding for finding in isolation_findings(context, "option_needed", (OPTION,)) if finding.basis == "alone"
+    )
+
+
+def no_kernel_op(context: Context) -> Iterator[Finding]:
+    """Probes without a supported variant, a log line, or the provider's error on the node in isolation."""
+    outcome = operator_outcome(context, "no_kernel_op")
+    if outcome:
+        yield Finding("probed", "alone_said", outcome, OTHER_OPERATOR)
+    for found in isolation_findings(context, "no_kernel_op"):
+        basis: Basis = "alone_left" if rejected_alone(context) else found.basis
+        yield replace(found, basis=basis, remedy=OTHER_OPERATOR)
+    yield from line_findings(context, "no_kernel_op")
+
+
+def subgraph_rejected(context: Context) -> Iterator[Finding]:
+    """The provider failed on the graph or on this node in isolation, or logged that it rejects a part of the graph.
+
+    A node that is not in the file was not rejected: ONNX Runtime added it afterwards.
+    """
+    if context.rejected_part is not None:
+        yield Finding("probed", "part", _whole_graph(context.rejected_part, context))
+    if not context.is_added:
+        yield from isolation_findings(context, "subgraph_rejected")
+        yield from line_findings(context, "subgraph_rejected")
+        yield from graph_findings(context, "subgraph_rejected")
+
+
+def _whole_graph(part: RejectedPart, context: Context) -> str:
+    """The result of the bisection, and whether this node is in the part."""
+    if part.is_whole_graph and part.untested:
+        untested = f"parts of it not tested: {part.untested}"
+        return f"the provider opens other graphs and fails on this one: {part.message}; {untested}"
+    if part.is_whole_graph:
+        return (
+            f"the provider opens other graphs and fails on this one, but on no part extracted from it: {part.message}"
+        )
+    named = name_some(part.nodes, MOST_NAMED)
+    fails = "fails with only an added Neg" if part.neg_added else "fails alone"
+    size = f"the smallest part that {fails}" if part.minimal else "the smallest failing part found in time"
+    if part.minimal and part.untested:
+        size += f", of the parts that could be tested ({part.untested}),"
+    if part.rejected_subgraph_nodes:
+        inner = name_some(part.rejected_subgraph_nodes, MOST_NAMED)
+        named += f" (in its control-flow subgraph, {inner} alone fails or is not supported)"
+    rest = _rest_of_graph(part)
+    shown = next(iter(conclusions(context.probe)), None)
+    if shown is not None and is_culprit(context):
+        return f"the provider fails on this graph; {size} is {named}; {shown.evidence}{rest}"
+    own = not set(part.nodes).isdisjoint(context.names)
+    here = "this node is in it" if own else "this node is not in it, but the graph fails as a whole"
+    return f"the provider fails on this graph; {size} is {named}: {part.message}; {here}{rest}"
+
+
+def _rest_of_graph(part: RejectedPart) -> str:
+    """The other rejected parts, and whether the provider opens the graph without all of them."""
+    others = [name_some(other.nodes, MOST_NAMED) for other in part.other_parts]
+    also = f"; other parts that fail: {'; '.join(others)}" if others else ""
+    if part.rest_opens:
+        return f"{also}; the provider opens the graph without {'these parts' if others else 'this part'}"
+    return f"{also}; whether the graph has {'more' if others else 'other'} failing parts is unknown"
+
+
+def unexplained(context: Context) -> Iterator[Finding]:
+    """Applies to every node, after every other reason."""
+    entry = context.skipped
+    if not context.started:
+        evidence = entry.evidence or f"{entry.provider} is unavailable ({entry.reason})"
+        yield Finding("none", "nothing", evidence, entry.remedy)
+    elif context.provider == UNKNOWN:
+        yield Finding("none", "nowhere", "no source shows where this node runs")
+    else:
+        missing = (
+            f"; experiments: {context.probe.missing_probes}"
+            if context.probe is not None and context.probe.missing_probes
+            else ""
+        )
+        yield Finding("none", "nothing", f"no source shows why the node is not on the preferred provider{missing}")

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from partita.diagnosis.evidence import CONFIRM, Context, name_in, names_a_node
 from partita.diagnosis.probe_conclusions import fullest
-from partita.diagnosis.reasons.table import REASONS, explain, findings
+from partita.diagnosis.reasons import REASONS, explain, findings
 from partita.diagnosis.records import Fallback, SkippedProvider, VariantRecord
 from partita.diagnosis.session_index import EVERY_PHASE, SessionIndex, index_session
 from partita.observations.facts import FAILED, AssignedNode, RejectedPart, SessionFacts
@@ -125,7 +125,9 @@ def context_of(
     """
     facts, pins = index.facts.of(skipped.provider), index.facts.pins
     names = () if in_subgraph else index.probed_as(name)
-    blank = () if in_subgraph else index.blank_log.get(skipped.provider, {}).get(name, ())
+    is_unnamed = not in_subgraph and name in index.possible_functions
+    blank = index.blank_log.get(skipped.provider, []) if is_unnamed else []
+    own = [line for op, line in blank if op == op_type] or [line for op, line in blank if op is None]
     part = _part_of(facts.rejected, names)
     inside = [facts.probes[each] for each in (part.nodes if part is not None else ()) if each in facts.probes]
     return Context(
@@ -135,7 +137,7 @@ def context_of(
         skipped=skipped,
         is_added=not in_subgraph and name in index.present and index.is_added(name),
         replaces=tuple(each for each in names if each != name),
-        log=(*blank, *(line for each in dict.fromkeys((name, *names)) for line in index.log.get(each, ()))),
+        log=tuple(line for each in dict.fromkeys((name, *names)) for line in index.log.get(each, ())),
         patterns=facts.patterns,
         session_log=index.graph_log,
         pin=next((pins[each] for each in (name, *index.replaces(name)) if each in pins and not in_subgraph), None),
@@ -143,7 +145,7 @@ def context_of(
         rejected_part=part,
         fails_alone=any(probe.variants and probe.variants[0].outcome in FAILED for probe in inside),
         budget=facts.budget,
-        is_unnamed=not in_subgraph and name in index.possible_functions,
+        blank_log=tuple(own),
         rewritten_with=() if in_subgraph else index.rewritten_with.get(name, ()),
     )
 
@@ -219,7 +221,7 @@ def _assigned_outside_chain(index: SessionIndex, allowed: frozenset[str]) -> Ite
 def _placed_outside_chain(index: SessionIndex, allowed: frozenset[str]) -> Iterator[FallbackNode]:
     """Nodes without an entry that another source places on a provider outside the chain, or that the log rejects."""
     for name in index.order:
-        if name in index.listed_names:
+        if name in index.assignments:
             continue
         providers = frozenset().union(*index.providers_by_source[name].values())
         if providers and not providers & allowed:

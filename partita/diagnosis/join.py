@@ -118,11 +118,6 @@ def join_in_order(
     if len(groups) == len(fused) and len({node.op_type for node in fused}) == 1:
         for group, node in zip(groups, fused, strict=True):
             region.executed_by_file_node.update(dict.fromkeys(group, node.name))
-    for name in [each for each in called if region.owner(each) is None]:  # a fused activation names the node
-        makers = {region.owner(maker) for maker in region.file.before(name).values()}
-        made = [node.name for node in called[name] if node.provider in (None, listed[name]) and node.name in makers]
-        if len(made) == 1:
-            region.executed_by_file_node[name] = made[0]
     return JoinedNodes({**named, **known, **region.shares()})
 
 

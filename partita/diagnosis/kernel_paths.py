@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from partita.diagnosis import native_log
 from partita.diagnosis.graphs import COMPILED
 from partita.diagnosis.session_index import SessionIndex
+from partita.diagnosis.sources import PREFIX
 from partita.observations.codes import EvidenceKind
 from partita.observations.facts import NodeEvent, NodeProbe, ProviderFacts
-from partita.observations.kernel_rows import ABSENT, KernelRow
 from partita.observations.names import UNKNOWN
+from partita.observations.patterns import ABSENT, KernelRow
 from partita.observations.text_format import decimals
 
 IN_COMPILED = "the provider compiles nodes and does not report their kernels"
@@ -81,7 +81,7 @@ def _find(
             return FoundPath(name, provider, row, "logged", f"programs in the profile: {', '.join(programs)}")
         line = next((line for line in lines or () if row.log and _is_about(row, line, name)), None)
         if line is not None:
-            return FoundPath(name, provider, row, "logged", native_log.PREFIX.sub("", line).strip())
+            return FoundPath(name, provider, row, "logged", PREFIX.sub("", line).strip())
         if not row.names_node and not (row.log and lines is not None):
             read = ", ".join(f"{fact}={facts.get(fact, ABSENT) or 'none'}" for fact in row.when)
             return FoundPath(name, provider, row, "derived", f"{read or 'always'} ({row.source})")

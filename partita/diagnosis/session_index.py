@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from partita.diagnosis import inlined_nodes, naming, native_log, subgraph_nodes
-from partita.diagnosis.execution import (
-    ProvidersBySource,
-    choose_provider,
-    collect_providers,
-    execution_order,
-    main_graph_events,
-    providers_by_device,
-)
+from partita.diagnosis import naming, sources
+from partita.diagnosis.evidence import with_blank
 from partita.diagnosis.graphs import (
     COMPILED,
     CONTROL_FLOW,
@@ -25,18 +17,16 @@ from partita.diagnosis.graphs import (
     file_nodes,
     index_graph,
 )
-from partita.diagnosis.inlined_nodes import inlined_branches
-from partita.diagnosis.join import ExecutedNode, JoinedNodes, join_graphs, join_in_order
-from partita.observations.facts import AssignedNode, GraphNode, NodeEvent, SessionFacts
-from partita.observations.log_pattern import LogPattern
+from partita.diagnosis.join import ExecutedNode, join_graphs, join_in_order
+from partita.diagnosis.sources import Memcpy, ProvidersBySource, choose_provider
+from partita.diagnosis.unnamed_nodes import branch_nodes, function_nodes, op_types_of, with_names
+from partita.observations.facts import AssignedNode, GraphNode, NodeEvent, ProviderFacts, SessionFacts
 from partita.observations.names import INLINED
 from partita.observations.records import PhaseName, Source
 
 PHASES: tuple[PhaseName, ...] = ("prefill", "decode")
 """Phases of a generation, in order."""
 EVERY_PHASE: tuple[PhaseName, ...] = (*PHASES, "run")
-FileNodes = Mapping[str, tuple[str, ...]]
-"""Executed node -> file nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +40,6 @@ class SessionIndex:
     modules: frozenset[str]
     assignments: dict[str, AssignedNode]
     """Entry of the assignment list by name; for a name of several graphs, the entry of the main graph."""
-    listed_names: frozenset[str]
-    """Names of listed nodes in the main graph."""
     listed_in_subgraphs: tuple[AssignedNode, ...]
     """Listed nodes that are or may be in control-flow subgraphs."""
     same_name_nodes: frozenset[str]
@@ -72,22 +60,22 @@ class SessionIndex:
     """Native log lines that mention a node of the order, of the file or of the assignment list."""
     graph_log: tuple[str, ...]
     """Native log lines with a reason and no node."""
-    memcpy: dict[str, native_log.MemcpyLine]
+    memcpy: Mapping[str, Memcpy]
     """Memcpy node of the order -> its copy, from the optimised graph or the native log; empty if neither matches."""
     optimised: OptimisedGraph | None
     """The executed graph; None if unknown."""
     compiled: dict[str, tuple[AssignedNode, ...]]
     """Compiled subgraph of the order -> its listed nodes."""
-    file_nodes_of: dict[str, tuple[str, ...]]
+    file_nodes_of: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Executed node -> the file nodes that it replaces."""
-    rewritten_with: dict[str, tuple[str, ...]]
+    rewritten_with: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Executed node that ONNX Runtime added when it rewrote file nodes -> those file nodes."""
-    replacement_candidates: dict[str, tuple[str, ...]]
+    replacement_candidates: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """File node that is executed under an unknown name -> executed nodes that may replace it."""
-    possible_functions: dict[str, tuple[str, ...]]
+    possible_functions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Executed node without a name -> the file nodes (functions) that may contain it."""
-    blank_log: dict[str, dict[str, tuple[str, ...]]]
-    """Provider -> node of `possible_functions` -> native log lines about it that have a blank in place of the name."""
+    blank_log: dict[str, list[tuple[str | None, str]]] = field(default_factory=dict)
+    """Provider -> native log lines with a blank in place of the name, and the operator that they name."""
 
     def op_type(self, name: str) -> str | None:
         """Operator of a node: from the run, else from the optimised graph, the file, the assignment list or the log."""
@@ -160,136 +148,88 @@ class SessionIndex:
 
 def index_session(facts: SessionFacts) -> SessionIndex:
     """Index the facts of one session by node name."""
-    run = _name_nodes(facts)
-    facts, order, exported = run.facts, run.order, run.exported
-    functions = inlined_nodes.may_be_part_of(facts, order)
-    branches = inlined_branches(facts, order)
-    joined = _join_graphs(run, functions, branches)
-    unfolded = _unfolded_functions(run, functions, joined)
-    unnamed_owners = subgraph_nodes.owners(facts, order, unfolded) if facts.subgraph_nodes else {}
-    seen_inside = run.inner_names - {event.name for event in run.events}
-    listed, inner = subgraph_nodes.split_list(facts, _main_graph(run), unnamed_owners, seen_inside)
-    assigned = {node.name: node for node in (*inner, *listed)}
-    providers_by_node = collect_providers(facts, run.events, order, run.compiled, listed)
-    parts = {name: unfolded.get(name) or owners for name, owners in functions.items() if not name.startswith(INLINED)}
-    parts |= unnamed_owners
-    unfolded |= subgraph_nodes.owners_by_name(facts, order, unfolded)
-    unfolded |= {name: owners for name, owners in unnamed_owners.items() if len(owners) == 1}
-    joined = joined or _join_in_order(run, providers_by_node, listed, unfolded, {*branches, *parts})
-    stands_for = {**_fused_in_subgraphs(facts, {*order, *exported}), **unfolded, **joined.file_nodes_of, **branches}
-    return SessionIndex(
+    facts = with_names(facts, sources.main_graph_events(facts.events)[0])
+    events, inner_names = sources.main_graph_events(facts.events)
+    exported = {node.name: node for node in facts.graph if node.name}
+    order, order_source = sources.execution_order(facts, events)
+    optimised = index_graph(facts.optimised, facts.graph) if facts.optimised is not None else None
+    compiled = compiled_subgraphs(facts.assigned or (), dict.fromkeys(order), exported)
+    op_types: dict[str, str | None] = {**op_types_of(facts.graph, events)}
+    memcpy = sources.copied_in_log(facts.log, order, op_types) if optimised is None else _copied_tensors(optimised)
+    copies = {name: copy.op_type for name, copy in memcpy.items()}
+    op_types = {**copies, **op_types_of(facts.assigned, facts.optimised), **op_types}
+    op_types |= dict.fromkeys(compiled, COMPILED)
+    ran_inside = inner_names - {event.name for event in events}
+    entries = {node for nodes in compiled.values() for node in nodes}
+    listed, inner = sources.split_list(facts, order, op_types, events, entries, ran_inside)
+    index = SessionIndex(
         facts=facts,
         file_nodes=exported,
         subgraph_nodes={node.name: node for node in facts.subgraph_nodes if node.name},
         modules=frozenset(node.module for node in facts.graph if node.module),
-        assignments=assigned,
-        listed_names=frozenset(node.name for node in listed),
+        assignments={node.name: node for node in (*inner, *listed)},
         listed_in_subgraphs=inner,
-        same_name_nodes=run.present.intersection(node.name for node in inner),
-        events=run.events,
-        subgraphs=seen_inside,
-        ran={event.name: event for event in run.events},
+        same_name_nodes=frozenset(order).intersection(node.name for node in inner),
+        events=events,
+        subgraphs=ran_inside,
+        ran={event.name: event for event in events},
         order=order,
-        present=run.present,
-        order_source=run.order_source,
-        providers_by_source=providers_by_node,
-        log=native_log.lines_by_node(facts.log, {*order, *exported, *assigned}),
-        graph_log=native_log.lines_about_the_graph(facts.log, _every_pattern(facts)),
-        memcpy=run.memcpy if run.optimised is None else _copied_tensors(run.optimised),
-        optimised=run.optimised,
-        compiled=run.compiled,
-        file_nodes_of=stands_for,
+        present=frozenset(order),
+        order_source=order_source,
+        providers_by_source=sources.collect_providers(facts, events, order, compiled, listed),
+        log=sources.lines_by_node(facts.log, {*order, *exported, *(node.name for node in facts.assigned or ())}),
+        graph_log=sources.lines_about_the_graph(facts.log, facts.providers.values()),
+        memcpy=memcpy,
+        optimised=optimised,
+        compiled=compiled,
+    )
+    return _joined(index, {node.name: node.provider for node in listed})
+
+
+def _joined(index: SessionIndex, listed: Mapping[str, str]) -> SessionIndex:
+    """The index with its executed nodes joined with file nodes. `listed`: main graph's entries of the assignment list.
+
+    Nodes of inlined functions and branches are known by name; all others are joined by their tensors, without an
+    optimised graph by name and operator.
+    """
+    facts, order, exported, optimised = index.facts, index.order, index.file_nodes, index.optimised
+    assigned = dict.fromkeys(node.name for node in facts.assigned or () if node.name)
+    gone, gone_inside = (
+        [node for node in nodes if node.name and node.name not in assigned and node.name not in index.present]
+        for nodes in (facts.graph, facts.subgraph_nodes)
+    )
+    inside = [name for name in assigned if name not in index.present and name not in exported]
+    functions = function_nodes(facts, order, gone)
+    inner_functions = function_nodes(facts, inside, [*gone_inside, *gone]) if index.listed_in_subgraphs else {}
+    branches = branch_nodes((*order, *assigned), gone_inside)
+    compiled = file_nodes(index.compiled, exported, order)
+    unjoined = dict.fromkeys((*branches, *index.compiled), ())
+    if optimised is not None:
+        inputs = frozenset(port.name for port in facts.ports if port.direction == "input")
+        joined = join_graphs(order, exported, optimised, inputs, compiled, {**unjoined, **functions})
+        own = {name: joined.file_nodes_of[name] for name in functions if name in joined.file_nodes_of}
+    else:
+        own = {name: calls for name, calls in functions.items() if len(calls) == 1}
+        operators = {event.name: event.op_type for event in index.events}
+        executed = [ExecutedNode(name, operators.get(name), index.provider(name)) for name in order]
+        nameless = {name: () for name in functions if not name.startswith(INLINED)}
+        joined = join_in_order(executed, exported, listed, {**own, **compiled}, {**unjoined, **nameless})
+    own |= {name: calls for name, calls in inner_functions.items() if len(calls) == 1}
+    found = {**_fused_in_subgraphs(facts, inside), **own, **joined.file_nodes_of, **branches}
+    possible = {name: own.get(name) or owners for name, owners in {**functions, **inner_functions}.items()}
+    return replace(
+        index,
+        file_nodes_of=found,
         rewritten_with=joined.rewritten_with,
         replacement_candidates=_ambiguous(
-            {name: exported[name] for name in exported if name not in run.present},
+            {name: exported[name] for name in exported if name not in index.present},
             {**functions, **joined.ambiguous},
-            stands_for,
-            (node.name for node in listed if run.optimised is None),
+            found,
+            listed if optimised is None else (),
         ),
-        possible_functions=parts,
-        blank_log=_blank_log(facts, parts, providers_by_node, assigned),
+        possible_functions={name: owners for name, owners in possible.items() if not name.startswith(INLINED)},
+        blank_log={name: _blank_lines(facts, known) for name, known in facts.providers.items() if possible},
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """One session, with the same node names in every source. For the fields see `SessionIndex`."""
-
-    facts: SessionFacts
-    exported: dict[str, GraphNode]
-    events: tuple[NodeEvent, ...]
-    inner_names: frozenset[str]
-    """Names of nodes that ran inside control flow."""
-    order: tuple[str, ...]
-    order_source: Source
-    optimised: OptimisedGraph | None
-    compiled: dict[str, tuple[AssignedNode, ...]]
-    memcpy: dict[str, native_log.MemcpyLine]
-    """From the native log."""
-
-    @property
-    def present(self) -> frozenset[str]:
-        """The names in `order`."""
-        return frozenset(self.order)
-
-    @property
-    def compiled_file_nodes(self) -> dict[str, tuple[str, ...]]:
-        """Compiled node -> its file nodes."""
-        return file_nodes(self.compiled, self.exported, self.order)
-
-
-def _name_nodes(facts: SessionFacts) -> _Run:
-    """Give nodes the same names in every source, and find the main graph and its order."""
-    facts = subgraph_nodes.with_file_names(facts)
-    facts = inlined_nodes.with_names(facts, main_graph_events(facts.events)[0])
-    exported = {node.name: node for node in facts.graph if node.name}
-    events, inner_names = main_graph_events(facts.events)
-    order, order_source = execution_order(facts, events)
-    if facts.subgraph_nodes and facts.assigned:
-        facts = subgraph_nodes.with_names(facts, order)
-    op_types = {**{node.name: node.op_type for node in facts.graph}, **{event.name: event.op_type for event in events}}
-    return _Run(
-        facts,
-        exported,
-        events,
-        inner_names,
-        order,
-        order_source,
-        index_graph(facts.optimised, facts.graph) if facts.optimised is not None else None,
-        compiled_subgraphs(facts.assigned or (), dict.fromkeys(order), exported),
-        native_log.memcpy_lines(facts.log, order, op_types),
-    )
-
-
-def _join_graphs(run: _Run, functions: FileNodes, branches: FileNodes) -> JoinedNodes | None:
-    """The join with the optimised graph; None without one."""
-    if run.optimised is None:
-        return None
-    inputs = frozenset(port.name for port in run.facts.ports if port.direction == "input")
-    candidates = {**dict.fromkeys((*branches, *run.compiled), ()), **functions}
-    return join_graphs(run.order, run.exported, run.optimised, inputs, run.compiled_file_nodes, candidates)
-
-
-def _unfolded_functions(run: _Run, functions: FileNodes, joined: JoinedNodes | None) -> dict[str, tuple[str, ...]]:
-    """Node of an inlined function -> the file node that is the function, if known."""
-    if joined is None:
-        return inlined_nodes.functions_expanded(run.facts, run.order)
-    return {name: joined.file_nodes_of[name] for name in functions if name in joined.file_nodes_of}
-
-
-def _join_in_order(
-    run: _Run,
-    providers_by_node: Mapping[str, ProvidersBySource],
-    listed: Iterable[AssignedNode],
-    unfolded: FileNodes,
-    known: Iterable[str],
-) -> JoinedNodes:
-    """The join without an optimised graph. `known`: executed nodes that need no join."""
-    operators = {event.name: event.op_type for event in run.events}
-    executed = [ExecutedNode(name, operators.get(name), choose_provider(providers_by_node[name])) for name in run.order]
-    providers = {node.name: node.provider for node in listed}
-    candidates = dict.fromkeys((*known, *run.compiled), ())
-    return join_in_order(executed, run.exported, providers, {**unfolded, **run.compiled_file_nodes}, candidates)
 
 
 def _ambiguous(
@@ -315,69 +255,28 @@ def _ambiguous(
     return found
 
 
-def _main_graph(run: _Run) -> subgraph_nodes.MainGraph:
-    """The main graph from other sources than the assignment list."""
-    facts, order = run.facts, run.order
-    op_types: dict[str, str | None] = {name: line.op_type for name, line in run.memcpy.items()}
-    op_types |= {node.name: node.op_type for node in facts.assigned or ()}
-    op_types |= {node.name: node.op_type for node in (*facts.graph, *(facts.optimised or ()))}
-    op_types |= {event.name: event.op_type for event in run.events} | dict.fromkeys(run.compiled, COMPILED)
-    holders = {*CONTROL_FLOW, COMPILED, None}
-    ran_on = {event.name: event.provider for event in run.events}
-    return subgraph_nodes.MainGraph(
-        counts=Counter(order if facts.plan is None else (name for stream in facts.plan for name in stream)),
-        op_types=op_types,
-        providers=providers_by_device(facts) | ran_on,
-        compiled=frozenset(node for nodes in run.compiled.values() for node in nodes),
-        has_subgraphs=any(op_types.get(name) in holders for name in order),
-    )
-
-
-def _fused_in_subgraphs(facts: SessionFacts, main: Collection[str]) -> dict[str, tuple[str, ...]]:
+def _fused_in_subgraphs(facts: SessionFacts, listed: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """Listed node outside the main graph -> subgraph nodes that are prefixes of its name.
 
     The list is made after the first fusions.
     """
     inner = {node.name for node in facts.subgraph_nodes if node.name}
-    listed = dict.fromkeys(node.name for node in facts.assigned or () if node.name)
-    found = {
-        name: tuple(each for each in naming.replaced_by(name, inner) if each not in listed)
-        for name in listed
-        if inner and name not in inner and name not in main
-    }
+    present = {node.name for node in facts.assigned or ()}
+    found = {name: naming.replaced_by(name, inner - present) for name in listed if name not in inner}
     return {name: behind for name, behind in found.items() if behind}
 
 
-def _every_pattern(facts: SessionFacts) -> tuple[LogPattern, ...]:
-    """The distinct patterns of all providers of the chain."""
-    return tuple(dict.fromkeys(pattern for known in facts.providers.values() for pattern in known.patterns))
+def _blank_lines(facts: SessionFacts, known: ProviderFacts) -> list[tuple[str | None, str]]:
+    """Operator and text of the log lines that match a pattern of a provider, with a blank in place of the node."""
+    blanks = [blank for pattern in known.patterns if (blank := with_blank(pattern)) is not None]
+    found = ((blank.search(line), line) for blank in blanks for line in facts.log)
+    return [(match.groupdict().get("op"), line) for match, line in found if match]
 
 
-def _blank_log(
-    facts: SessionFacts,
-    parts: Iterable[str],
-    providers_by_node: Mapping[str, ProvidersBySource],
-    assigned: Mapping[str, AssignedNode],
-) -> dict[str, dict[str, tuple[str, ...]]]:
-    """See `SessionIndex`. The lines are about the nodes of `parts` that no source places on the provider."""
-    homes = {
-        name: {each for providers in providers_by_node[name].values() for each in providers}
-        if name in providers_by_node
-        else {assigned[name].provider}  # in a subgraph
-        for name in parts
-    }
-    return {
-        provider: inlined_nodes.blank_lines(
-            facts.log, known.patterns, [name for name, providers in homes.items() if provider not in providers]
-        )
-        for provider, known in facts.providers.items()
-    }
-
-
-def _copied_tensors(graph: OptimisedGraph) -> dict[str, native_log.MemcpyLine]:
+def _copied_tensors(graph: OptimisedGraph) -> dict[str, Memcpy]:
     """The copy of each Memcpy node of an optimised graph, with the file's name of the tensor."""
     return {
-        name: native_log.MemcpyLine(node.op_type, graph.original(node.inputs[0]))
+        name: Memcpy(node.op_type, graph.original(node.inputs[0]))
         for name, node in graph.nodes.items()
         if node.op_type in MEMCPY_OPS and node.inputs
     }

@@ -12,7 +12,7 @@ from partita.check.gate import Gate, GateResult
 from partita.check.requirements import Limits, Vocabulary, check_limits, parse_requirement
 from partita.compare import reports as comparing
 from partita.compare.rows import Comparison
-from partita.diagnosis.reasons.table import REASONS
+from partita.diagnosis.reasons import REASONS
 from partita.errors import ReportCheckError, ReportError, UsageError
 from partita.explain import Explanation, Matches, find, render_no_single
 from partita.files import check_writable, write_text

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from partita.observations.codes import Interruption
-from partita.observations.kernel_rows import KernelRow
-from partita.observations.log_pattern import LogPattern
+from partita.observations.patterns import KernelRow, LogPattern
 from partita.observations.records import CpuSession, Memory, Probing
 
 

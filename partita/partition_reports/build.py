@@ -4,20 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from partita.diagnosis.actions import checkpoint_of, same_precision
 from partita.diagnosis.explanation import find_fallbacks
 from partita.diagnosis.kernel_paths import find_paths
 from partita.diagnosis.records import Fallback, KernelPath
 from partita.diagnosis.session_index import EVERY_PHASE, SessionIndex, index_session
+from partita.diagnosis.steps import checkpoint_of, same_precision
 from partita.observations.facts import RunFacts, SessionFacts, StateFact, StepFact
 from partita.observations.records import ChainEntry, Environment, PackageFacts, PhaseName, Source
 from partita.observations.text_format import name_some, plural
 from partita.partition_reports import dry_run
-from partita.partition_reports.copies import find_copies, find_partitions
-from partita.partition_reports.cost import phase_cost, tokens_per_run, with_costs
+from partita.partition_reports.cost import (
+    node_time_note,
+    node_times,
+    phase_cost,
+    speculation_figures,
+    step_times,
+    tokens_per_run,
+    with_costs,
+)
 from partita.partition_reports.groups import find_file_nodes, share_of, total_us, with_groups
 from partita.partition_reports.outcome import summarise
-from partita.partition_reports.placement import find_conflicts, find_subgraphs, in_layers, place_nodes
+from partita.partition_reports.placement import (
+    find_conflicts,
+    find_copies,
+    find_partitions,
+    find_subgraphs,
+    in_layers,
+    place_nodes,
+)
 from partita.partition_reports.records import (
     Cache,
     CacheState,
@@ -29,7 +43,6 @@ from partita.partition_reports.records import (
     Totals,
 )
 from partita.partition_reports.request_records import DryRunFacts, ModelFacts, Request
-from partita.partition_reports.timing import node_time_note, node_times, speculation_figures, step_times
 
 
 def build_report(

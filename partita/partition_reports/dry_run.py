@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from partita.diagnosis.session_index import SessionIndex
 from partita.observations.facts import RunFacts
-from partita.partition_reports.timing import NodeTimes
+from partita.partition_reports.cost import NodeTimes
 
 TIMING_NOTE = "no times: this was a dry run without a device"
 BY_VALUES = frozenset(

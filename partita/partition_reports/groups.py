@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from partita.diagnosis import naming
+from partita.diagnosis.graphs import MEMCPY_OPS
 from partita.diagnosis.records import Fallback
 from partita.diagnosis.session_index import SessionIndex
 from partita.observations.facts import GraphNode
@@ -56,6 +57,13 @@ def is_about(entry: Fallback, node: NodePlacement) -> bool:
     provider.
     """
     return (entry.node, entry.provider) == (node.name, provider_of(node))
+
+
+def is_memcpy(node: NodePlacement) -> bool:
+    """Whether ONNX Runtime inserted the node as a copy; without a profile by its name."""
+    if node.op_type is None:
+        return node.name == "Memcpy" or node.name.startswith("Memcpy_token_")
+    return node.op_type in MEMCPY_OPS
 
 
 def op_type_of(node: Node) -> str:

@@ -1,19 +1,34 @@
-"""Provider of every node of the final plan and in control-flow subgraphs, and conflicts between sources."""
+"""Nodes of the final plan with their providers, partitions, copies between devices with their causes, and conflicts.
+
+Copies are Memcpy nodes, and graph inputs and outputs in other memory.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from partita.diagnosis import naming, native_log
+from partita.diagnosis import naming, sources
 from partita.diagnosis.evidence import name_in, names_a_node
-from partita.diagnosis.execution import HOST_DEVICE, ProvidersBySource
-from partita.diagnosis.graphs import COMPILED
+from partita.diagnosis.graphs import COMPILED, MEMCPY_OPS, OptimisedGraph, edges
 from partita.diagnosis.session_index import SessionIndex
-from partita.observations.facts import AssignedNode
+from partita.diagnosis.sources import HOST_DEVICE, ProvidersBySource
+from partita.observations.facts import AssignedNode, PortFact
 from partita.observations.names import CPU
 from partita.observations.records import PhaseName, Source
-from partita.partition_reports.records import Copy, NodePlacement, SourceConflict, SubgraphNode, Subgraphs
-from partita.partition_reports.timing import NodeTimes
+from partita.partition_reports.cost import NodeTimes
+from partita.partition_reports.groups import is_memcpy, provider_of
+from partita.partition_reports.records import (
+    Copy,
+    CopyDirection,
+    NodePlacement,
+    Partition,
+    Phase,
+    SourceConflict,
+    SubgraphNode,
+    Subgraphs,
+)
 
 
 def place_nodes(index: SessionIndex, times: NodeTimes) -> tuple[NodePlacement, ...]:
@@ -102,8 +117,8 @@ def _conflicting_graphs(index: SessionIndex) -> Iterator[Conflict]:
 
 def _count_copies(index: SessionIndex) -> tuple[int, int]:
     """Number of inserted copies in the log, and of Memcpy nodes in the order."""
-    logged = sum(native_log.MEMCPY_ADDED.search(line) is not None for line in index.facts.log)
-    return logged, len(native_log.inserted_copies(index.order, {name: index.op_type(name) for name in index.order}))
+    logged = sum(sources.MEMCPY_ADDED.search(line) is not None for line in index.facts.log)
+    return logged, len(sources.inserted_copies(index.order, {name: index.op_type(name) for name in index.order}))
 
 
 def _conflicting_probes(index: SessionIndex) -> Iterator[Conflict]:
@@ -132,7 +147,7 @@ def find_subgraphs(index: SessionIndex) -> Subgraphs | None:
     if listed is None:
         return None
     inserted, in_plan = _count_copies(index)  # copies in the branches of an If may have equal lines
-    logged = native_log.is_at_info(index.facts.log)
+    logged = any(line.startswith("[I:") for line in index.facts.log)
     nodes = [_subgraph_node(index, node) for node in listed]
     on_cpu = tuple(node for node in nodes if node.provider == CPU)
     return Subgraphs(
@@ -141,7 +156,7 @@ def find_subgraphs(index: SessionIndex) -> Subgraphs | None:
         on_cpu=on_cpu,
         function_nodes=tuple(node for node in nodes if any(each in index.file_nodes for each in node.replaces)),
         copies=max(inserted - in_plan, 0) if logged else None,
-        may_have_more_copies=index.has_subgraphs and _reads_around(index) and _spans_devices(index, listed),
+        may_have_more_copies=index.has_subgraphs and _spans_devices(index, listed),
     )
 
 
@@ -158,27 +173,171 @@ def _subgraph_node(index: SessionIndex, node: AssignedNode) -> SubgraphNode:
     )
 
 
-def _reads_around(index: SessionIndex) -> bool:
-    """Whether a node in a control-flow subgraph reads a tensor of the main graph.
-
-    ONNX Runtime inserts no Memcpy node for it: the control-flow kernel copies it (`ProcessDefs` in
-    onnxruntime/core/optimizer/transformer_memcpy.cc).
-    """
-    facts = index.facts
-    optimised = facts.optimised or ()
-    main_tensors = {port.name for port in facts.ports if port.direction == "input"}
-    main_tensors |= {tensor for node in (*facts.graph, *optimised) for tensor in node.outputs if tensor}
-    inside = (*facts.subgraph_nodes, *(each for node in optimised for each in node.subgraph_nodes))
-    return any(tensor in main_tensors for node in inside for tensor in node.inputs)
-
-
 def _spans_devices(index: SessionIndex, listed: Iterable[AssignedNode]) -> bool:
     """Whether nodes of main graph and control-flow subgraphs may be on providers with different memories.
 
-    A provider whose nodes of the main graph are on the CPU device uses CPU memory.
+    ONNX Runtime inserts no Memcpy node for a tensor of the main graph that a subgraph reads: the control-flow kernel
+    copies it (`ProcessDefs` in onnxruntime/core/optimizer/transformer_memcpy.cc). A provider whose nodes of the main
+    graph are on the CPU device uses CPU memory.
     """
     facts = index.facts
     main = {*map(index.provider, index.order)} - {None}
     inside = {node.provider for node in listed} if facts.assigned is not None else {*facts.registered}
     on_host = {CPU, *(main if set(facts.plan_devices or ()) == {HOST_DEVICE} else ())}
     return len({CPU if provider in on_host else provider for provider in (*main, *inside)}) > 1
+
+
+TO_HOST = "MemcpyToHost"
+MEMCPY: Mapping[str, CopyDirection] = {"MemcpyFromHost": "host_to_device", TO_HOST: "device_to_host"}
+
+
+def find_partitions(nodes: Sequence[NodePlacement]) -> tuple[Partition, ...]:
+    """Maximal runs of consecutive nodes on one provider."""
+    found: list[Partition] = []
+    for provider, group in itertools.groupby(nodes, provider_of):
+        members = list(group)
+        part = Partition(index=len(found), provider=provider, first_position=members[0].position, nodes=len(members))
+        found.append(part)
+    return tuple(found)
+
+
+def port_bytes(port: PortFact, phase: PhaseName) -> int | None:
+    """Bytes of a graph input or output; in prefill known for states only, because others depend on the prompt."""
+    return port.bytes_per_decode_step if phase != "prefill" or port.role == "state" else None
+
+
+DIRECTIONS: Mapping[tuple[bool, bool], CopyDirection] = {
+    (True, False): "host_to_device",
+    (False, True): "device_to_host",
+    (True, True): "host_to_host",
+    (False, False): "device_to_device",
+}
+"""Whether origin and target are in host memory -> direction."""
+
+
+def subgraph_copies(phase: Phase) -> int | None:
+    """Copies in control-flow subgraphs in one run; None if there may be more than the sources show."""
+    if phase.subgraphs is None:
+        return 0
+    return None if phase.subgraphs.may_have_more_copies else phase.subgraphs.copies
+
+
+def find_copies(index: SessionIndex, phase: PhaseName, nodes: tuple[NodePlacement, ...]) -> tuple[Copy, ...]:
+    """Every copy between devices in one run of `phase`."""
+    memcpy = [node for node in nodes if is_memcpy(node)]
+    causes = find_causes(index, [node.name for node in memcpy])
+    inside = tuple(_memcpy_copy(index, node, causes[node.name]) for node in memcpy)
+    return (*inside, *(_port_copy(port, phase) for port in index.facts.ports if _is_copied(port)))
+
+
+def _is_copied(port: PortFact) -> bool:
+    """Whether ONNX Runtime copies the buffer bound to a graph input or output.
+
+    An output in another host memory is not copied, but an input is, when it is bound (measured with the OpenVINO plugin
+    for ONNX Runtime 1.31 and its memory OpenVINO_shared_CPU).
+    """
+    if port.required_memory == port.bound_memory:
+        return False
+    return port.direction == "input" or not (_is_host(port.required_memory) and _is_host(port.bound_memory))
+
+
+def _memcpy_copy(index: SessionIndex, node: NodePlacement, cause: Cause) -> Copy:
+    """The copy of a Memcpy node."""
+    logged = index.memcpy.get(node.name)
+    return Copy(
+        kind="memcpy_node",
+        direction=MEMCPY.get(node.op_type or "", "unknown"),
+        name=node.name,
+        tensor=logged.tensor if logged else None,
+        bytes_per_run=node.output_bytes,
+        host_us_per_run=node.host_us_per_run,
+        caused_by=cause.nodes,
+        cause_missing_reason=cause.unknown_reason,
+        source="profile" if "profile" in node.sources else "plan_file",
+    )
+
+
+def _port_copy(port: PortFact, phase: PhaseName) -> Copy:
+    """The copy outside the graph for a buffer in other memory than the graph expects."""
+    is_input = port.direction == "input"
+    origin, target = (port.bound_memory, port.required_memory)[:: 1 if is_input else -1]
+    return Copy(
+        kind="session_input" if is_input else "session_output",
+        direction=DIRECTIONS[_is_host(origin), _is_host(target)],
+        name=port.name,
+        bytes_per_run=port_bytes(port, phase),
+        host_us_per_run=None,
+        source="memory_info",
+    )
+
+
+def _is_host(memory: str) -> bool:
+    """Whether it is host memory: Cpu, pinned (CudaPinned) or shared memory (OpenVINO_shared_CPU)."""
+    return memory.lower() == "cpu" or memory.lower().endswith(("pinned", "_cpu"))
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """The nodes, or why they are unknown."""
+
+    nodes: tuple[str, ...]
+    unknown_reason: str = ""
+
+
+def find_causes(index: SessionIndex, names: Sequence[str]) -> dict[str, Cause]:
+    """Memcpy node -> plan nodes that require it."""
+    graph, file = index.optimised, edges(index.file_nodes) if names else ({}, {})
+    runs_as = {each: name for name, file_nodes in index.file_nodes_of.items() for each in file_nodes}
+    runs_as |= {name: name for name in index.order}
+    if graph is None or not all(name in graph.nodes for name in names):
+        return {name: _cause_in_file(index, *file, runs_as, name) for name in names}
+    return {name: _without_transposes(index, _cause_in_graph(graph, name), runs_as) for name in names}
+
+
+def _without_transposes(index: SessionIndex, cause: Cause, runs_as: Mapping[str, str]) -> Cause:
+    """The cause, with layout transposes of ONNX Runtime replaced by the node that they were added for."""
+    added = index.rewritten_with
+    own = (name for name in cause.nodes if name not in added)
+    found = (runs_as[each] for name in cause.nodes for each in added.get(name, ()) if each in runs_as)
+    return Cause(tuple(dict.fromkeys((*own, *found))), cause.unknown_reason)
+
+
+def _cause_in_graph(graph: OptimisedGraph, name: str) -> Cause:
+    """The cause by the edges of the optimised graph, which contains the Memcpy node."""
+    node = graph.nodes[name]
+    tensors = node.outputs if node.op_type == TO_HOST else node.inputs
+    if not tensors:
+        return Cause((), "the optimised graph does not name its tensor")
+    tensor = tensors[0]
+    if node.op_type != TO_HOST and tensor in graph.producers:
+        return Cause((graph.producers[tensor],))
+    readers = tuple(each for each in graph.readers.get(tensor, ()) if graph.nodes[each].op_type not in MEMCPY_OPS)
+    if readers:
+        return Cause(readers)
+    kind = "a session output" if node.op_type == TO_HOST else "a graph input or a constant"
+    return Cause((), f"no node reads {graph.original(tensor)} in host memory; it is {kind}")
+
+
+def _cause_in_file(
+    index: SessionIndex,
+    makers: Mapping[str, str],
+    readers: Mapping[str, Sequence[str]],
+    runs_as: Mapping[str, str],
+    name: str,
+) -> Cause:
+    """The cause by the edges of the exported graph and the tensor in the log.
+
+    `runs_as`: file node -> the plan node that executes it.
+    """
+    line = index.memcpy.get(name)
+    if line is None:
+        return Cause((), "no source names its tensor")
+    maker = runs_as.get(makers.get(line.tensor, ""))
+    if line.op_type != TO_HOST and maker is not None:
+        return Cause((maker,))
+    found = dict.fromkeys(runs_as[each] for each in readers.get(line.tensor, ()) if each in runs_as)
+    own = index.provider(name)
+    others = tuple(each for each in found if index.provider(each) != own)
+    if others:
+        return Cause(others)
+    return Cause((), f"no node of the ONNX file on another provider reads or produces {line.tensor}")

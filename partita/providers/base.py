@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from partita.observations.codes import ReasonCode
-from partita.observations.kernel_rows import KernelRow
-from partita.observations.log_pattern import LogPattern
+from partita.observations.patterns import KernelRow, LogPattern
 from partita.remedies import Remedy
 
 OTHER_RUNTIME = Remedy("install the ONNX Runtime that the library was built for")

@@ -4,7 +4,7 @@ Part of the macOS wheel of onnxruntime. It splits decoders into many partitions,
 Options: coreml_options.cc of ONNX Runtime.
 """
 
-from partita.observations.log_pattern import LogPattern
+from partita.observations.patterns import LogPattern
 from partita.providers.base import Provider
 from partita.remedies import Remedy
 

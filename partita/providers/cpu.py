@@ -4,7 +4,7 @@ ONNX Runtime 1.31.1 ignores its provider options. The options here are Partita's
 them through the session configuration and environment variables.
 """
 
-from partita.observations.kernel_rows import ABSENT, PRESENT, KernelRow
+from partita.observations.patterns import ABSENT, PRESENT, KernelRow
 from partita.providers.base import Option, PackedWeights, Provider
 from partita.remedies import Remedy
 

@@ -7,8 +7,7 @@ in ONNX Runtime's repository). Libraries are its ELF dependencies, plus cuDNN an
 
 from dataclasses import replace
 
-from partita.observations.kernel_rows import KernelRow
-from partita.observations.log_pattern import LogPattern
+from partita.observations.patterns import KernelRow, LogPattern
 from partita.providers.base import CPU_PREFERRED, Library, Option, PackedWeights, Provider, choice
 from partita.remedies import Remedy
 

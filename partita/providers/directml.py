@@ -3,7 +3,7 @@
 Part of the wheel onnxruntime-directml (newest version 1.24.4). Options: dml_provider_factory.cc of ONNX Runtime.
 """
 
-from partita.observations.log_pattern import LogPattern
+from partita.observations.patterns import LogPattern
 from partita.providers.base import CPU_PREFERRED, Provider
 from partita.remedies import Remedy
 

@@ -3,7 +3,7 @@
 The wheel is for macOS 14 on Apple silicon and ONNX Runtime 1.31, and documents no options.
 """
 
-from partita.observations.log_pattern import LogPattern
+from partita.observations.patterns import LogPattern
 from partita.providers.base import Plugin, Provider
 from partita.remedies import Remedy
 

@@ -4,7 +4,7 @@ Part of the wheel onnxruntime-openvino, or the plugin onnxruntime-ep-openvino fo
 ONNX Runtime's page on this provider. Tested with onnxruntime-openvino 1.24.1 and the plugin 1.8.1.
 """
 
-from partita.observations.log_pattern import LogPattern
+from partita.observations.patterns import LogPattern
 from partita.providers.base import Option, PackedWeights, Plugin, Provider, choice
 from partita.remedies import Remedy
 

@@ -10,7 +10,7 @@ QNN_COMMON_ERROR_MEM_ALLOC (1002); `EMULATED` selects another chip.
 
 import platform
 
-from partita.observations.log_pattern import LogPattern
+from partita.observations.patterns import LogPattern
 from partita.providers.base import Option, Plugin, ProbeValue, Provider, choice
 from partita.remedies import Remedy
 

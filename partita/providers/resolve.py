@@ -20,8 +20,8 @@ from typing import Literal
 from partita.errors import UsageError
 from partita.messages import did_you_mean, nearest
 from partita.observations.codes import ReasonCode
-from partita.observations.log_pattern import LogPattern
 from partita.observations.native_text import cut, without_signatures
+from partita.observations.patterns import LogPattern
 from partita.observations.text_format import clean
 from partita.providers.base import OPTIONS, OTHER_RUNTIME, Option, Provider
 from partita.providers.options import SUFFIX, generic_provider

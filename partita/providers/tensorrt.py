@@ -5,7 +5,7 @@ onnxruntime-gpu 1.31.1 and TensorrtExecutionProviderInfo, without pointers and r
 dependencies of libonnxruntime_providers_tensorrt.so.
 """
 
-from partita.observations.log_pattern import LogPattern
+from partita.observations.patterns import LogPattern
 from partita.providers.base import Library, Option, Provider
 from partita.providers.cuda import DRIVER, NO_GPU, WHEELS
 from partita.remedies import Remedy

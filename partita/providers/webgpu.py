@@ -5,8 +5,7 @@ Runtime's page on this provider and webgpu_provider_options.h, without pointers 
 reads them from the session configuration only. Tested with onnxruntime-webgpu 1.27.0.
 """
 
-from partita.observations.kernel_rows import KernelRow
-from partita.observations.log_pattern import LogPattern
+from partita.observations.patterns import KernelRow, LogPattern
 from partita.providers.base import CPU_PREFERRED, Library, Option, Plugin, ProbeValue, Provider, choice
 from partita.remedies import Remedy
 

@@ -18,7 +18,7 @@ from partita.bench.contenders import (
     spread,
 )
 from partita.bench.records import Contender, RoundResult
-from partita.partition_reports.copies import is_memcpy
+from partita.partition_reports.groups import is_memcpy
 from partita.partition_reports.outcome import headline, summarise
 from partita.partition_reports.records import Report
 from tests.partition_reports.report_changes import mixed

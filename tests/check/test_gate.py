@@ -16,8 +16,8 @@ from partita.errors import ReportError, UsageError
 from partita.observations.records import ChainEntry
 from partita.options.fields import describe_fields
 from partita.options.reports import CheckCommand
+from partita.partition_reports.cost import speculation_figures
 from partita.partition_reports.records import Cache, CacheState, SubgraphNode, Subgraphs
-from partita.partition_reports.timing import speculation_figures
 from tests.conftest import REPOSITORY
 from tests.partition_reports.report_changes import compiled, each_node, each_phase, mixed, moved, with_cost
 from tests.partition_reports.samples import (

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from partita.diagnosis.reasons.table import REASONS
+from partita.diagnosis.reasons import REASONS
 from partita.providers.base import OTHER_RUNTIME
 from partita.providers.resolve import REMEDIES
 from partita.remedies import Remedy

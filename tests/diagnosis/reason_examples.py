@@ -5,7 +5,7 @@ from __future__ import annotations
 from partita.diagnosis.evidence import Context
 from partita.observations.codes import ProviderCode, ReasonCode
 from partita.observations.facts import OPTION, NodeProbe, ProbeRun, Substitution
-from partita.observations.log_pattern import LogPattern
+from partita.observations.patterns import LogPattern
 from partita.observations.records import ChainEntry
 
 

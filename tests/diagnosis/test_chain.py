@@ -10,11 +10,11 @@ from rich.console import Console
 from partita.check.measures import find
 from partita.check.requirements import Vocabulary, parse_requirement
 from partita.compare.reports import compare
-from partita.diagnosis.explanation import find_fallbacks, nodes_to_probe
+from partita.diagnosis.explanation import find_fallbacks
 from partita.diagnosis.session_index import index_session
 from partita.explain import explain
-from partita.observations.facts import AssignedNode, NodeProbe, ProbeRun, SessionFacts
-from partita.observations.log_pattern import LogPattern
+from partita.observations.facts import AssignedNode, SessionFacts
+from partita.observations.patterns import LogPattern
 from partita.observations.records import ChainEntry
 from partita.partition_reports.records import Report
 from partita.partition_reports.render.show import REPORT_VIEWS
@@ -64,31 +64,6 @@ def test_node_on_last_provider_has_reason_per_skipped_provider() -> None:
 def test_log_line_is_evidence_only_for_its_provider() -> None:
     (_, on_cpu) = find_fallbacks(index_session(three_providers(log=(NOT_IN_CUDA,))), "decode", CHAIN)
     assert on_cpu.reason == "unexplained" and on_cpu.skipped[0].reason == "no_kernel_op"
-
-
-def test_unavailable_provider_is_among_skipped_providers() -> None:
-    chain = (
-        CHAIN[0],
-        ChainEntry(provider=CUDA, status="unavailable", reason="device_missing", evidence="no GPU", remedy="a GPU"),
-        CHAIN[2],
-    )
-    on_cpu = find_fallbacks(index_session(three_providers()), "decode", chain)[-1]
-    (skipped,) = on_cpu.skipped
-    assert (skipped.reason, skipped.evidence, skipped.remedy) == ("device_missing", "no GPU", "a GPU")
-
-
-def test_nodes_to_probe_are_selected_per_skipped_provider() -> None:
-    index = index_session(three_providers(log=()))
-    assert nodes_to_probe(index, CHAIN, CHAIN[0]) == (ON_CUDA, ON_CPU)
-    assert nodes_to_probe(index, CHAIN, CHAIN[1]) == (ON_CPU,)
-
-
-def test_probes_apply_only_to_their_provider() -> None:
-    trials = (ProbeRun("as_is", "", "rejected", ""), ProbeRun("type", "float16 in place of float32", "supported", ""))
-    session = three_providers(log=()).with_provider(CUDA, probes={ON_CPU: NodeProbe(ON_CPU, trials)})
-    on_cpu = find_fallbacks(index_session(session), "decode", CHAIN)[-1]
-    assert (on_cpu.reason, on_cpu.variants) == ("unexplained", ())
-    assert (on_cpu.skipped[0].reason, len(on_cpu.skipped[0].variants)) == ("no_kernel_type", 2)
 
 
 # --- in views, diff and check -----------------------------------------------------------------------------------------

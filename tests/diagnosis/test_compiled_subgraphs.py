@@ -33,12 +33,6 @@ def test_unequal_entry_and_node_counts_yield_no_match(entries):
     assert index.compiled == {} and index.file_nodes_of == {}
 
 
-def test_node_run_directly_by_compiling_provider_is_no_subgraph():
-    plan = ("m.a/Add", "m.ln/LayerNormalization", f"{NPU}_part_0")
-    index = index_of(CHAIN, plan=plan, assigned=listed((NPU, "m.a/Add"), (NPU, "m.fc/MatMul m.out/Relu")))
-    assert dict(index.file_nodes_of) == {plan[2]: ("m.fc/MatMul", "m.out/Relu")}
-
-
 def test_nodes_fused_before_compilation_belong_to_subgraph():
     graph = (*CHAIN[:3], node("m.fc/Add", "h bias", "k"), node("m.out/Relu", "k", "y"))
     entries = listed((NPU, "m.a/Add m.ln/LayerNormalization m.fc/MatMul/MatMulAddFusion m.out/Relu"))

@@ -9,7 +9,7 @@ import pytest
 from partita.check.measures import exceeded_limits
 from partita.check.requirements import Limits
 from partita.observations.facts import AS_IS, NodeProbe, ProbeRun
-from partita.observations.kernel_rows import PRESENT, KernelRow
+from partita.observations.patterns import PRESENT, KernelRow
 from partita.providers.resolve import known_providers
 from partita.remedies import Remedy
 from partita.runtime.ort.native_log import parse_profile
@@ -65,15 +65,6 @@ def test_unknown_kernels_count_as_possibly_slow():
     assert exceeded_limits(of(), Limits(max_slow_nodes=0)) == ()
 
 
-def test_slow_path_cost_is_its_share_of_node_time():
-    report = of(SLOW)
-    decode = report.phases[1]
-    whole = sum(node.host_us_per_run for node in decode.nodes)
-    for entry in report.kernel_paths:
-        if entry.phase == "decode":
-            assert entry.is_slow and entry.time_share == pytest.approx(entry.host_us_per_run / whole)
-
-
 @pytest.mark.parametrize(
     ("seconds", "kind", "text"),
     [
@@ -123,8 +114,3 @@ def test_device_programs_are_assigned_in_execution_order():
     text = ",".join((*events, entry("lost&MatMul&First", 0, "Api")))
     found, _ = parse_profile(f"[{text}]", [("prefill", 1), ("decode", 1)])
     assert {each.programs for each in found} == {()}, "lists that do not match name no program"
-
-
-def test_slow_row_requires_cause_and_remedy():
-    with pytest.raises(ValueError, match="has a cause and a remedy"):
-        KernelRow(("MatMul",), "slow", "a test", cause="it has to")

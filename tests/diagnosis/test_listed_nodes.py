@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from partita.diagnosis.explanation import find_fallbacks, nodes_to_probe, refused_nodes
+from partita.diagnosis.explanation import find_fallbacks, nodes_to_probe
 from partita.diagnosis.session_index import SessionIndex, index_session
 from partita.observations.facts import AssignedNode, GraphNode, NodeEvent, SessionFacts
-from partita.observations.records import ChainEntry
 from tests.partition_reports.samples import CPU, GPU, GPU_CHAIN, event, session_facts, windows
 
 CLIP = "_inlfunc_F_clip"
@@ -55,47 +53,6 @@ def inside(index: SessionIndex) -> list[tuple[str, str]]:
     return sorted((entry.name, entry.provider) for entry in index.in_subgraphs() or ())
 
 
-def test_refused_subgraph_node_has_no_source_line_of_the_main_graph():
-    """A main-graph node of the same name has another source line."""
-    facts = called_twice(graph=(replace(CALL, source="main.py:1"), IF), subgraph_nodes=(replace(IN_BODY, source=None),))
-    (row,) = refused_nodes(facts, (ChainEntry(provider=GPU, status="active"),))
-    assert (row.node, row.provider, row.source_line) == (CLIP, CPU, None)
-
-
-def test_subgraph_entry_does_not_place_removed_node_of_same_name():
-    graph = (node("idle", "Identity", "x", "a"), IF)
-    index = index_session(
-        called_twice(
-            graph=graph,
-            subgraph_nodes=(node("idle", "Identity", "k", "k2", subgraph_attribute="then_branch"),),
-            plan=(("if",),),
-            assigned=listed(("if", "If", GPU), ("idle", "Identity", CPU)),
-        )
-    )
-    assert inside(index) == [("idle", CPU)] and index.listed_names == {"if"}
-
-
-def test_many_entries_are_separated_within_5_seconds():
-    """A node created after the list may be named after any entry."""
-    names = [f"_inlfunc_F_{number}" for number in range(4000)]
-    made = tuple(node(f"made/{number}/Fusion/", "Gelu") for number in range(1500))
-    facts = called_twice(
-        assigned=listed(*((name, "Clip", CPU) for name in names), ("if", "If", GPU)),
-        optimised=optimised(node("new", "Gelu"), main=made),
-        plan=(("if",),),
-    )
-    began = time.process_time()
-    assert len(inside(index_session(facts))) == len(names)
-    assert time.process_time() - began < 5
-
-
-def test_operator_separates_entries_of_same_name():
-    entries = listed((CLIP, "Clip", CPU), (CLIP, "Relu", CPU), ("if", "If", GPU))
-    ran = node(CLIP, "Clip", "x", "a")
-    index = index_session(called_twice(assigned=entries, optimised=optimised(node(CLIP, "Relu"), main=(ran,))))
-    assert [entry.op_type for entry in index.in_subgraphs() or ()] == ["Relu"]
-
-
 def test_subgraph_node_named_as_main_graph_node_has_own_fallback():
     (found,) = find_fallbacks(index_session(called_twice()), "run", GPU_CHAIN)
     assert (found.node, found.op_type, found.provider) == (CLIP, "Clip", CPU)
@@ -111,14 +68,6 @@ def test_subgraph_node_named_as_main_graph_node_is_not_probed():
     index = index_session(facts)
     assert inside(index) == [("mm", CPU)]
     assert nodes_to_probe(index, GPU_CHAIN, GPU_CHAIN[0]) == ()
-
-
-def test_same_name_in_two_branches_yields_single_fallback():
-    entries = listed((CLIP, "Clip", GPU), ("if", "If", GPU), (CLIP, "Clip", CPU))
-    facts = called_twice(graph=(IF,), plan=(("if",),), assigned=entries)
-    for order in (entries, entries[::-1]):
-        (found,) = find_fallbacks(index_session(replace(facts, assigned=order)), "run", GPU_CHAIN)
-        assert (found.node, found.provider) == (CLIP, CPU)
 
 
 FUSED = listed(

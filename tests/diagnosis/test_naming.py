@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from partita.diagnosis import naming
-from partita.diagnosis.native_log import lines_by_node
+from partita.diagnosis.sources import lines_by_node
 
 
 @pytest.mark.parametrize(

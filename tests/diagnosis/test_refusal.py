@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
-
-from partita.commands.results import MOST_ROWS, render_refusal
+from partita.commands.results import render_refusal
 from partita.diagnosis.explanation import refused_nodes
 from partita.observations.facts import AssignedNode
 from partita.observations.records import ChainEntry
-from partita.runtime.chain import advice
 from partita.runtime.chain.advice import rows_of
 from tests.partition_reports.samples import (
     CPU,
@@ -43,20 +39,10 @@ def test_cpu_nodes_are_listed_in_order_with_reason_and_evidence():
     assert {row.preferred_provider for row in rows} == {GPU}
 
 
-def test_nodes_on_a_later_provider_are_not_refused():
-    assert refused_nodes(opened(), (*GPU_ALONE, ChainEntry(provider=CPU, status="active"))) == ()
-
-
 def test_provider_without_assignment_list_is_judged_by_log():
     rows = refused_nodes(opened(assigned=()), GPU_ALONE)
     assert [row.node for row in rows] == ["model.rotary_emb/Gather", "model.rotary_emb/Concat"]
     assert {row.provider for row in rows} == {CPU}
-
-
-def test_unnamed_nodes_are_listed_individually():
-    nameless = tuple(AssignedNode("", op, "", CPU, number) for number, op in enumerate(("Det", "Det", "NonZero")))
-    rows = refused_nodes(session_facts(assigned=nameless, plan=(("Det0", "Det1", "NonZero2"),)), GPU_ALONE)
-    assert [(row.node, row.op_type) for row in rows] == [("Det0", "Det"), ("Det1", "Det"), ("NonZero2", "NonZero")]
 
 
 def test_nodes_unnamed_in_every_source_are_listed_individually():
@@ -64,12 +50,6 @@ def test_nodes_unnamed_in_every_source_are_listed_individually():
     rows = refused_nodes(session_facts(assigned=nameless, plan=(("Det0",),)), GPU_ALONE)
     assert [row.op_type for row in rows] == ["Det", "Det", "NonZero"]
     assert "(no name)" in render_refusal(rows_of(rows, (GPU,)))
-
-
-def test_unavailable_provider_refuses_every_node():
-    chain = (ChainEntry(provider=GPU, status="unavailable", reason="device_missing", evidence="no adapter"),)
-    rows = refused_nodes(opened(), chain)
-    assert len(rows) == 10 and {row.reason for row in rows} == {"device_missing"}
 
 
 def test_table_names_every_node_and_quotes_evidence():
@@ -92,22 +72,6 @@ def test_missing_first_provider_does_not_hide_reasons_of_second():
     assert text.startswith(f"4 nodes would not run on {GPU}:\n")
     assert text.count("Tensorrt is not available: library_missing: install TensorRT") == 1
     assert "WebGpu: no_kernel_op: " in text and NO_KERNEL[-40:] in " ".join(text.split())
-
-
-def test_two_requested_providers_have_a_reason_each():
-    chain = (ChainEntry(provider=TENSORRT, status="active"), *GPU_ALONE)
-    rows = rows_of(refused_nodes(opened(), chain), (TENSORRT, GPU))
-    text = render_refusal(rows, 300)
-    assert text.startswith(f"4 nodes would not run on {TENSORRT} or {GPU}:\n")
-    assert "Tensorrt: unexplained, WebGpu: no_kernel_op" in text
-
-
-def test_export_suggestion_uses_requested_provider(monkeypatch):
-    asked = []
-    monkeypatch.setattr(advice, "export_again", lambda path, codes, wanted: asked.append((wanted, sorted(codes))))
-    rows = rows_of(refused_nodes(opened(), MISSING_FIRST_CHAIN[:2]), (GPU,))
-    assert advice.export_again_for(Path("m.onnx"), rows) is None
-    assert asked == [(GPU, ["cpu_preferred", "no_kernel_op", "runtime_inserted", "unexplained"])]
 
 
 def many(count, kinds):

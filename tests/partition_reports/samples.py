@@ -23,7 +23,7 @@ from partita.observations.facts import (
     StateFact,
     StepFact,
 )
-from partita.observations.log_pattern import LogPattern
+from partita.observations.patterns import LogPattern
 from partita.observations.records import ChainEntry, Environment, Memory, PackageFacts
 from partita.partition_reports.build import build_report
 from partita.partition_reports.records import Phase, Report

@@ -11,15 +11,13 @@ import pytest
 
 from partita.observations.facts import AssignedNode
 from partita.observations.names import UNKNOWN
-from partita.partition_reports.copies import is_memcpy
-from partita.partition_reports.groups import added_nodes, placed
+from partita.partition_reports.groups import added_nodes, is_memcpy, placed
 from partita.partition_reports.records import Phase, Report
 from tests.partition_reports.samples import (
     CPU,
     CPU_CHAIN,
     GPU,
     GPU_CHAIN,
-    PACKAGE,
     event,
     exported,
     failed,
@@ -32,7 +30,6 @@ from tests.partition_reports.samples import (
     shown,
     step,
     windows,
-    with_session,
 )
 
 
@@ -56,42 +53,6 @@ def test_run_interrupted_in_prefill_passes_checks():
     assert {node.host_us_per_run for node in decode.nodes} == {None}
     assert decode.providers[0].time_share is None
     assert "the run ended early: interrupted" in shown(report)
-
-
-def test_placement_without_profile_uses_other_sources():
-    facts = with_session(recorded_facts(), events=(), runs=(), registered=("OtherExecutionProvider", CPU))
-    report = report_of(facts)
-    decode = phase_of(report, "decode")
-    unknown = [node.name for node in decode.nodes if node.provider is None]
-    assert len(unknown) == 6
-    assert all(name.partition("Fusion")[1] for name in unknown), "only fused nodes are missing from the assignment list"
-    assert {entry.node for entry in report.conflicts} == set(unknown)
-    assert "no node times" in decode.timing_note
-    assert not next(entry for entry in report.sources if entry.source == "profile").available
-
-
-def test_missing_plan_uses_profile_order_with_note():
-    facts = recorded_facts()
-    with_plan, report = report_of(facts), report_of(with_session(facts, plan=None))
-    assert [n.name for n in phase_of(report, "decode").nodes] == [n.name for n in phase_of(with_plan, "decode").nodes]
-    assert report.notes == ("model.onnx: ONNX Runtime wrote no plan; nodes and their order come from profile",)
-    plan = next(entry for entry in report.sources if entry.source == "plan_file")
-    assert not plan.available
-    assert "plan_file" not in phase_of(report, "decode").nodes[0].sources
-    assert failed(report) == []
-
-
-def test_missing_plan_and_profile_use_assignment_list():
-    report = report_of(with_session(recorded_facts(), plan=None, events=(), runs=()))
-    assert len(phase_of(report, "decode").nodes) == 119
-    assert "come from assignment" in report.notes[0]
-
-
-def test_report_without_session_passes_checks():
-    report = report_of(run_facts(steps=(), new_tokens=0, prompt_tokens=5, finish_reason="error", finish_detail="boom"))
-    assert report.phases == ()
-    assert failed(report) == []
-    assert "tiny: The run failed: boom" in shown(report)
 
 
 def test_static_files_have_a_session_per_phase():
@@ -130,14 +91,6 @@ def test_repeated_executions_of_a_node_are_summed():
     session = session_facts(plan=(("a",),), events=events, runs=windows("decode"), phases=("decode",))
     (node,) = phase_of(report_of(run_facts(session)), "decode").nodes
     assert (node.host_us_per_run, node.output_bytes) == (12.0, 8)
-
-
-def test_token_counts_include_all_rows():
-    report = report_of(recorded_facts(), package=PACKAGE.model_copy(update={"batch_size": 3}))
-    one = phase_of(report_of(recorded_facts()), "decode")
-    three = phase_of(report, "decode")
-    assert (one.tokens, three.tokens) == (2, 6)
-    assert three.tokens_per_second == pytest.approx(3 * (one.tokens_per_second or 0))
 
 
 def random_facts(seed: int):

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from partita.observations.facts import GraphNode, PortFact, StateFact
-from partita.observations.records import ChainEntry
+from partita.observations.facts import GraphNode, PortFact
 from tests.partition_reports.samples import (
-    CPU_CHAIN,
-    GPU,
     GPU_CHAIN,
     MIXED_PLAN,
     PACKAGE,
@@ -18,10 +13,8 @@ from tests.partition_reports.samples import (
     failed,
     mixed_facts,
     phase_of,
-    recorded_facts,
     report_of,
     shown,
-    windows,
 )
 
 DET = "model.layers.0.self_attn/Det"
@@ -98,16 +91,6 @@ def test_copy_without_log_and_optimised_graph_has_no_cause():
     assert costs_of(report)[DET].harmless is None, "it may be the cause of any of them"
 
 
-def test_copy_of_shared_graph_input_is_caused_by_host_readers():
-    graph = optimised(
-        ("Memcpy_token_0", "MemcpyFromHost", "input_ids", "ids_Device"),
-        ("model.embed_tokens/Gather", "Gather", "embedding ids_Device", "hidden"),
-        ("model.rotary_emb/Shape", "Shape", "ids_Device", "shape"),
-        (GATHER, "Gather", "shape input_ids", "batch"),
-    )
-    assert copies_of(report_with(graph))["Memcpy_token_0"].caused_by == (GATHER,)
-
-
 def test_copy_of_device_only_constant_has_no_causing_node():
     graph = optimised(("Memcpy_token_0", "MemcpyFromHost", "table", "table_Device"))
     copy = copies_of(report_with(graph))["Memcpy_token_0"]
@@ -129,23 +112,6 @@ def test_tokens_per_run_include_every_batch_row():
     report = report_of(mixed_facts(), GPU_CHAIN, package=PACKAGE.model_copy(update={"batch_size": 4}))
     assert [cost_of(report, name).tokens_per_run for name in ("prefill", "decode")] == [20, 4]
     assert cost_of(report).host_wait_us_per_token == 300 / 4
-
-
-def test_unknown_copy_size_makes_total_unknown_with_lower_bound():
-    cost = cost_of(report_with(), "prefill")
-    assert cost.copy_bytes_per_run is None and cost.copy_bytes_per_token is None, "the prompt's size is not known"
-    assert cost.copy_bytes_at_least == 3 * 512
-
-
-def test_copied_sequence_has_unknown_size():
-    """ONNX Runtime profiles sizes of tensors only: a sequence has 0 bytes and no shape."""
-    events = tuple(
-        event(0, order, name, op, provider, **({"output_bytes": 0, "output_shapes": ()} if name == "Memcpy" else {}))
-        for order, (name, op, provider) in enumerate(MIXED_PLAN)
-    )
-    report = report_with(events=events, runs=windows("decode"))
-    assert copies_of(report)["Memcpy"].bytes_per_run is None
-    assert (cost_of(report).copy_bytes_per_run, cost_of(report).copy_bytes_at_least) == (None, 2 * 512 + 8)
 
 
 # --- what a fallback costs ------------------------------------------------------------------------------------------
@@ -172,25 +138,6 @@ def test_fallback_without_copies_is_harmless_below_time_share(host_us, harmless)
     assert cost.copies == () and cost.copy_bytes_per_run == 0
     assert cost.time_share == pytest.approx(host_us / (1200 + host_us))
     assert cost.harmless is harmless, cost.harmless_reason
-
-
-def test_harmless_is_unknown_without_times():
-    cost = costs_of(report_with(events=(), runs=()))[GATHER]
-    assert cost.harmless is None and "time is unknown" in cost.harmless_reason
-
-
-def test_harmless_is_unknown_when_provider_is_unavailable():
-    gone = ChainEntry(provider=GPU, status="unavailable", reason="not_in_build", evidence="no", remedy="install it")
-    report = report_of(recorded_facts(), (gone, *CPU_CHAIN))
-    assert {entry.cost and entry.cost.harmless for entry in report.fallbacks} == {None}
-    assert all(entry.cost for entry in report.fallbacks)
-
-
-def test_text_view_shows_cost_of_fallback_group():
-    text = " ".join(shown(report_of(mixed_facts(), GPU_CHAIN)).split())
-    cost = "cost in decode: 2 copies (1 KiB, 0.200 ms wait, 15.4 % of the node time), the nodes themselves: 7.7 % of "
-    assert f"{cost}the node time; 1 node causes copies" in text
-    assert "query to host 1 512 B 0.100 model.layers.0.self_attn/Det" in text
 
 
 # --- borders, sources, disagreements --------------------------------------------------------------------------------
@@ -228,28 +175,3 @@ def test_sources_give_reason_for_missing_optimised_graph():
     said = {entry.source: entry for entry in report.sources}
     assert not said["optimised_model"].available and "too large" in said["optimised_model"].covers
     assert "too large" in shown(report)
-
-
-def state(**changes) -> StateFact:
-    return StateFact(
-        **{
-            "past": "past.0",
-            "present": "present.0",
-            "layer": 0,
-            "kind": "key",
-            "memory": "Cpu",
-            "size_bytes": 64,
-            "same_address": True,
-            "address_changes": 0,
-            "checked_steps": 5,
-            **changes,
-        }
-    )
-
-
-def test_cache_reports_number_of_checked_steps():
-    report = report_of(replace(recorded_facts(), states=(state(), state(checked_steps=4))))
-    assert report.cache is not None and report.cache.checked_steps == 4
-    assert "(128 B on Cpu), 4 observed steps" in " ".join(shown(report).split())
-    report = report_of(replace(recorded_facts(), states=(state(), state(checked_steps=None))))
-    assert report.cache is not None and report.cache.checked_steps is None

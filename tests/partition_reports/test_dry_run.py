@@ -12,15 +12,12 @@ from partita.partition_reports.request_records import DryRunFacts, ModelFacts, M
 from tests.partition_reports.samples import (
     GPU,
     GPU_CHAIN,
-    REQUEST,
     event,
-    failed,
     mixed_facts,
     phase_of,
     report_of,
     run_facts,
     session_facts,
-    shown,
     windows,
 )
 
@@ -96,12 +93,6 @@ def test_dry_run_report_contains_no_times():
     assert (clock["clock"], clock["process"], clock["profile"]) == (False, False, True)
 
 
-def test_sizes_are_known_if_they_depend_only_on_shapes():
-    sizes, report = sized(node("a", "Relu", ["x"], ["t"]), node("b", "MatMul", ["t", "w"], ["y"]), constants=["w"])
-    assert sizes == {"a": 100, "b": 100}
-    assert failed(report) == []
-
-
 def test_data_dependent_sizes_are_unknown_until_shape_is_fixed():
     sizes, _ = sized(
         node("nz", "NonZero", ["x"], ["i"]),
@@ -121,10 +112,6 @@ def test_size_given_by_non_constant_input_is_unknown():
     assert sizes == {"r": 100}
     sizes, _ = sized(node("r", "Resize", ["x", "", "scales"], ["y"]), constants=["scales"])
     assert sizes == {"r": 100}, "an input that is left out decides on nothing"
-
-
-def test_control_flow_output_size_is_unknown():
-    assert sized(node("if", "If", ["flag"], ["y"]))[0] == {"if": None}
 
 
 @pytest.mark.parametrize(("tensor", "size"), [("i", None), ("minus", 64), ("made_up", None)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from partita.partition_reports.outcome import fallbacks_of, headline, summarise
-from partita.partition_reports.sections.fallbacks import by_reason, section
+from partita.partition_reports.sections.fallbacks import section
 from partita.partition_reports.sections.model import Group
 from partita.partition_reports.sections.overview import opening, sign_and_tone
 from tests.partition_reports.report_changes import mixed
@@ -11,7 +11,6 @@ from tests.partition_reports.samples import (
     CPU,
     CPU_CHAIN,
     MISSING_FIRST_CHAIN,
-    NO_GPU_CHAIN,
     REQUEST,
     TENSORRT,
     recorded_facts,
@@ -31,10 +30,6 @@ def test_summary_counts_deciding_reason_of_each_fallback() -> None:
     assert set(reasons) == {"library_missing", *OWN}
     on_cpu = [entry for entry in fallbacks_of(REPORT) if entry.provider == CPU]
     assert all(entry.skipped == () and entry.remedy != "install TensorRT" for entry in on_cpu)
-
-
-def test_unavailable_gpu_provider_is_a_fallback_reason() -> None:
-    assert {key for key, _ in by_reason(mixed(NO_GPU_CHAIN))} >= {("not_in_build", CPU)}
 
 
 def test_fallback_section_reports_unavailable_provider_once() -> None:
@@ -67,8 +62,3 @@ def test_default_chain_without_first_provider_shows_warning() -> None:
     summary = summarise(DEFAULT)
     assert (summary.preferred_provider, summary.state) == (TENSORRT, "none")
     assert summary.verdict == said
-
-
-def test_named_chain_headline_reports_nothing_ran() -> None:
-    named = report_of(recorded_facts(), (MISSING_FIRST_CHAIN[0], *CPU_CHAIN))
-    assert headline(named) == "Nothing ran on Tensorrt: library_missing"

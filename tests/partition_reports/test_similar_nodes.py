@@ -6,8 +6,7 @@ import pytest
 
 from partita.diagnosis.records import VariantRecord
 from partita.partition_reports.records import RejectedPart
-from partita.partition_reports.sections.fallbacks import finding_key, section
-from partita.partition_reports.sections.model import Group, Line
+from partita.partition_reports.sections.fallbacks import finding_key
 from tests.partition_reports.pages import mixed_report
 
 REPORT = mixed_report()
@@ -58,12 +57,3 @@ def test_finding_key_groups_nodes_by_rejected_part() -> None:
     key = finding_key(REPORT.model_copy(update={"rejected_parts": tuple(parts)}))
     a, b, c = (ENTRY.model_copy(update={"node": name, "op_type": name.upper()}) for name in "abc")
     assert key(a) == key(b) != key(c)
-
-
-def test_finding_shows_first_evidence_with_the_number_of_others() -> None:
-    entries = tuple(ENTRY.model_copy(update={"node": name, "evidence": f"no kernel for {name}"}) for name in "ab")
-    found = section(REPORT.model_copy(update={"fallbacks": entries, "rejected_parts": ()}))
-    (group,) = (block for block in found.blocks if isinstance(block, Group))
-    (finding,) = (block for block in group.blocks if isinstance(block, Group))
-    lines = [block.text for block in finding.blocks if isinstance(block, Line) and block.label.startswith("evidence")]
-    assert lines == ["no kernel for a (one of 2)"]

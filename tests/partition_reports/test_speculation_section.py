@@ -9,7 +9,6 @@ import pytest
 from partita.observations.facts import SpeculationFact, StepFact
 from partita.partition_reports.sections.model import Table
 from partita.partition_reports.sections.phases import speculation_section as section
-from partita.partition_reports.timing import speculation_figures
 from tests.partition_reports.samples import recorded_facts, report_of
 
 PLAIN = StepFact("decode", 1, 0.0018, 0.0003, False, 1, draft_seconds=0.0001)

@@ -7,15 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from partita.check.measures import find
-from partita.check.requirements import Vocabulary, parse_requirement
 from partita.compare.reports import compare
 from partita.partition_reports import storage
 from partita.partition_reports.outcome import headline, state_name, summarise
 from partita.partition_reports.sections.overview import sign_and_tone
-from tests.partition_reports.report_changes import compiled, each_phase, mixed, renamed
+from tests.partition_reports.report_changes import each_phase, mixed
 from tests.partition_reports.reports import RECORDED, recorded
-from tests.partition_reports.samples import CPU, GPU, recorded_facts, report_of, shown, top, with_session
+from tests.partition_reports.samples import CPU, GPU, recorded_facts, report_of, shown
 
 
 def test_summary_stores_verdict_and_counts():
@@ -32,23 +30,6 @@ def test_summary_stores_verdict_and_counts():
     assert decode.copies == len(phase.copies) and decode.tokens_per_second == phase.tokens_per_second
     assert report.summary.cache_in_place is None, "it has no states"
     assert report.summary.checks_failed == sum(not check.passed for check in report.checks)
-
-
-def test_file_nodes_include_nodes_compiled_into_partition():
-    report = compiled(7, "model.layers.0.self_attn/Det")(mixed())
-    for phase, was in zip(report.phases, mixed().phases, strict=True):
-        assert {row.name for row in phase.file_nodes} == {row.name for row in was.file_nodes}
-        ran = {row.name: row.ran_as for row in phase.file_nodes}
-        assert ran["model.layers.0.self_attn/Det"] == ("EP_subgraph_7_0",)
-
-
-def test_generated_names_are_compared_without_counters():
-    report = mixed()
-    names = [node.name for phase in report.phases for node in phase.nodes]
-    counted = {name: f"{name[:-1]}9" for name in names if name.endswith("token_4") or "Memcpy" in name}
-    assert counted
-    later = renamed(report, counted)
-    assert not compare(report, later).changes
 
 
 @pytest.mark.parametrize("name", sorted(path.name.removesuffix(".json.gz") for path in RECORDED.glob("*.json.gz")))

@@ -7,10 +7,10 @@ import random
 import numpy as np
 import pytest
 
+from partita.partition_reports.cost import percentile, step_times
 from partita.partition_reports.records import Phase
 from partita.partition_reports.sections.model import Table
 from partita.partition_reports.sections.phases import section
-from partita.partition_reports.timing import percentile, step_times
 from tests.partition_reports.report_changes import mixed
 from tests.partition_reports.samples import phase_of, step
 
@@ -38,12 +38,6 @@ def test_profiled_steps_count_if_all_steps_are_profiled():
     times = step_times([step("prefill", 5, observed=True), step("prefill", 3, observed=True)], "prefill", rows=2)
     assert (times.steps, times.tokens) == (2, 16)
     assert times.note == "speed over 2 steps, all slowed by profiling"
-
-
-def test_steps_with_zero_time_have_no_speed():
-    times = step_times([step("decode", 1, 0.0, 0.0)], "decode", rows=1)
-    assert times.tokens_per_second is None
-    assert times.seconds == 0
 
 
 def phase(steps: int) -> Phase:

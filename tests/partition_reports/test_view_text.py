@@ -148,7 +148,7 @@ def test_commands_are_copyable_from_narrow_terminal():
         while whole.endswith("\\"):
             first += 1
             whole = whole[:-1] + lines[first]
-        assert shlex.split(whole) == list(next(top_actions(report, by_reason(report))).words)
+        assert shlex.split(whole) == list(next(top_actions(report, by_reason(report))).remedy.command)
 
 
 def test_single_phase_report_omits_phase_name_run():

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from partita.diagnosis.reasons.table import REASONS
+from partita.diagnosis.reasons import REASONS
 from partita.partition_reports.records import Report
 from tests.conftest import REPOSITORY
 from tests.partition_reports.samples import GPU_CHAIN, mixed_facts, report_of

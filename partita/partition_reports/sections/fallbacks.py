@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from partita.diagnosis.actions import Action, Situation, each, steps_for
-from partita.diagnosis.reasons.table import REASONS
+from partita.diagnosis.reasons import REASONS, steps_of
 from partita.diagnosis.records import Fallback, FallbackCost, KernelPath, SkippedProvider, VariantRecord
+from partita.diagnosis.steps import Action, Situation, each, steps_for
 from partita.observations.codes import PROVIDER_CODES
 from partita.observations.facts import AS_IS
 from partita.observations.records import ChainEntry
@@ -89,13 +89,13 @@ def _none_text(report: Report) -> str:
 def _unavailable(report: Report, entry: ChainEntry) -> Group:
     """An unavailable provider of the chain."""
     lines = [Line(entry.evidence or "none", "evidence"), *([Line(entry.remedy, "remedy")] if entry.remedy else [])]
-    commands = _commands(steps_for(situation_of(report), entry.reason or "", entry.provider))
+    commands = _commands(steps_for(situation_of(report), steps_of(entry.reason), entry.provider))
     return Group(f"{entry.provider} is unavailable: {entry.reason or 'no reason known'}", (*lines, *commands))
 
 
 def _commands(actions: Iterable[Action]) -> list[Command]:
     """Actions as commands."""
-    return [Command(action.words, action.does) for action in actions]
+    return [Command(action.remedy.command, action.remedy.text) for action in actions]
 
 
 # Groups of fallbacks
@@ -355,7 +355,7 @@ def for_reason(report: Report, code: str, entries: Sequence[Fallback]) -> list[A
     """The actions for a reason that apply to this report."""
     return steps_for(
         situation_of(report),
-        code,
+        steps_of(code),
         entries[0].preferred_provider,
         unprobed=any(entry.missing_probes for entry in entries),
         trials=[entry.variants for entry in entries],
@@ -366,7 +366,7 @@ def top_actions(report: Report, groups: Sequence[tuple[GroupKey, Sequence[Fallba
     """The actions for unavailable providers, and for the first reason with actions."""
     for entry in report.chain:
         if entry.status == "unavailable":
-            yield from steps_for(situation_of(report), entry.reason or "", entry.provider)
+            yield from steps_for(situation_of(report), steps_of(entry.reason), entry.provider)
     found = (for_reason(report, reason, entries) for (reason, _), entries in groups)
     yield from next(filter(None, found), [])
 

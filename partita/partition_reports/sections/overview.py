@@ -185,6 +185,6 @@ def remedies(report: Report) -> Iterator[Line | Command]:
         yield Line(reasons[0][1][0].remedy, "remedy", "good")
     if action is not None:
         yield from () if missing else (Line(action.title, "remedy", "good"),)
-        yield Command(action.words, action.does)
+        yield Command(action.remedy.command, action.remedy.text)
     elif not missing and not reasons:
         yield Line("No remedy is known.", "remedy")

@@ -16,7 +16,6 @@ from partita.observations.text_format import (
     plural,
     short_provider,
 )
-from partita.partition_reports.copies import subgraph_copies
 from partita.partition_reports.cost import total_bytes, waiting_us
 from partita.partition_reports.groups import added_nodes, file_counts, folded_nodes, grouped
 from partita.partition_reports.outcome import (
@@ -28,6 +27,7 @@ from partita.partition_reports.outcome import (
     too_few_steps,
     used_phases,
 )
+from partita.partition_reports.placement import subgraph_copies
 from partita.partition_reports.records import Copy, Phase, Report
 from partita.partition_reports.sections.model import (
     MOST,

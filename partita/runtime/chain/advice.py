@@ -8,8 +8,9 @@ from collections.abc import Container, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from partita.diagnosis.actions import Situation, steps_for
+from partita.diagnosis.reasons import steps_of
 from partita.diagnosis.records import Fallback
+from partita.diagnosis.steps import RETARGET, Situation, steps_for
 from partita.errors import PackageError, ProviderRefusal, RefusedNode
 from partita.observations.records import PackageFacts, PackageQuality
 from partita.package.folder import MANIFEST, Manifest, not_exported, read_manifest, sha256_of
@@ -57,10 +58,10 @@ def export_again(graph: Path, codes: Sequence[str], provider: str, *, probing: b
         return None
     situation = Situation(package, str(folder), (provider,))
     for code in codes:
-        actions = [action for action in steps_for(situation, code, provider) if action.step.exports]
+        actions = [action for action in steps_for(situation, steps_of(code), provider) if action.step.exports]
         remedies = [(each.step, replace(each.remedy, text=each.title[:1].lower() + each.title[1:])) for each in actions]
         with_probes, certain = (
-            next((each for step, each in remedies if step.chooses_lowering is asks), None) for asks in (True, False)
+            next((each for step, each in remedies if (step is RETARGET) is asks), None) for asks in (True, False)
         )
         if with_probes is not None and probing:
             return replace(with_probes, alternative=certain)

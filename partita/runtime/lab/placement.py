@@ -19,9 +19,9 @@ import numpy as np
 
 from partita import dtypes
 from partita.observations.facts import FAILED, Outcome
-from partita.observations.log_pattern import LogPattern
 from partita.observations.names import CPU, INLINED
 from partita.observations.native_text import FULL
+from partita.observations.patterns import LogPattern
 from partita.providers.cuda_dry_run.devices import PREFIX
 from partita.providers.cuda_dry_run.stub_build import BUILD_VARIABLE, ensure_child
 from partita.providers.resolve import Resolution, known_providers

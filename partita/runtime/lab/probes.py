@@ -11,7 +11,7 @@ from functools import partial
 
 from partita.diagnosis.explanation import context_of, explain_provider, nodes_to_probe
 from partita.diagnosis.probe_conclusions import unprobed_nodes
-from partita.diagnosis.reasons.table import reason_from_probes
+from partita.diagnosis.reasons import reason_from_probes
 from partita.diagnosis.session_index import index_session
 from partita.errors import ProviderError
 from partita.observations.facts import FAILED, NodeProbe, RejectedPart, RunFacts, SessionFacts

@@ -13,7 +13,7 @@ from onnx import parser
 
 from partita import dtypes
 from partita.diagnosis.probe_conclusions import conclusions
-from partita.diagnosis.reasons.table import reason_from_probes
+from partita.diagnosis.reasons import reason_from_probes
 from partita.observations.facts import OPTION
 from partita.providers.base import Option, ProbeValue
 from partita.providers.resolve import Resolution, known_providers

@@ -9,7 +9,7 @@ import onnxruntime as ort
 import pytest
 from onnx import parser
 
-from partita.diagnosis.reasons.table import REASONS
+from partita.diagnosis.reasons import REASONS
 from partita.observations.facts import OPTION
 from partita.runtime.lab.change import other_attributes
 from partita.runtime.lab.factors import FACTORS, combine_factors, single_changes

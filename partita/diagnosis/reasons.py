@@ -5,16 +5,16 @@ Within a rank of `PRECEDENCE`, the first row of `ROWS` decides.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from string import Formatter
 
-from partita.diagnosis.evidence import GROUNDS, Basis, Context, Finding
-from partita.diagnosis.reasons import base
-from partita.diagnosis.reasons.base import (
+from partita.diagnosis import evidence
+from partita.diagnosis.evidence import GROUNDS, OTHER_OPERATOR, Basis, Context, Finding, common_findings
+from partita.diagnosis.steps import (
     ASK_OPTIONS,
     ASK_PROVIDER,
     HALF,
-    OTHER_OPERATOR,
     PROBE,
     RETARGET,
     SET_OPTION,
@@ -22,11 +22,53 @@ from partita.diagnosis.reasons.base import (
     STANDARD,
     STATIC,
     WITHOUT_OPTIONS,
-    Reason,
+    Step,
 )
-from partita.observations.codes import ReasonCode
-from partita.observations.facts import OPTION, NodeProbe
+from partita.observations.codes import EvidenceKind, ReasonCode
+from partita.observations.facts import OPTION, Factor, NodeProbe
 from partita.observations.records import ChainEntry
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """A reason code with its condition, evidence and remedy."""
+
+    code: ReasonCode
+    title: str
+    condition: str
+    """Condition under which the reason applies, as text."""
+    needs: str
+    """Required evidence, as text."""
+    remedy: str
+    sentence: str = ""
+    """The reason as a sentence with {provider}, {op} and {before}, the value that a successful change replaced. Empty:
+    the title is used."""
+    steps: tuple[Step, ...] = ()
+    """Commands of the remedy, the best first."""
+    find: Callable[[Context], Iterable[Finding]] | None = None
+    """Yields its findings for a node; None: `evidence.common_findings`."""
+    entry_kind: EvidenceKind = "logged"
+    """Kind of the evidence when a provider is unavailable for this reason."""
+    needs_probes: bool = False
+    """Its evidence does not show the cause, so probes run, and their finding replaces it."""
+    factors: tuple[Factor, ...] = ()
+    """Factors of experiments: if the provider supports the node after a change of one, this reason applies."""
+    remedies: Mapping[Factor, str] = field(default_factory=dict)
+    """Remedies that replace `remedy`, by the factor that shows the reason."""
+
+    @property
+    def names_change(self) -> bool:
+        """Whether the sentence names the value that a successful experiment replaced."""
+        return any(field == "before" for _, field, _, _ in Formatter().parse(self.sentence))
+
+    def findings(self, context: Context) -> Iterator[Finding]:
+        """The findings of this reason for a node, with the remedies of their factors; none when it does not apply."""
+        for finding in (
+            self.find(context) if self.find else common_findings(context, self.code, self.entry_kind, self.factors)
+        ):
+            other = next((self.remedies[factor] for factor in finding.factors if factor in self.remedies), None)
+            yield finding if other is None or finding.remedy else replace(finding, remedy=other)
+
 
 DECLARE_SIZES = (
     "if the outputs of the node always have the same sizes, declare them in the file (value_info, or the type of the "
@@ -104,7 +146,7 @@ ROWS = (
         needs="the pin in the request; or a log line such as `Force CPU execution for node: <node>`",
         remedy="remove the node from the pin or from the option",
         steps=(WITHOUT_OPTIONS,),
-        find=base.pinned_by_user,
+        find=evidence.pinned_by_user,
     ),
     Reason(
         code="runtime_inserted",
@@ -114,7 +156,7 @@ ROWS = (
         "ReorderInput, ReorderOutput), a Cast, or a QuantizeLinear or DequantizeLinear",
         needs="the graph of the file, and the operator or the neighbours of the node",
         remedy="place its neighbours on one provider, in one layout and type; the node then disappears",
-        find=base.runtime_inserted,
+        find=evidence.runtime_inserted,
     ),
     Reason(
         code="over_budget",
@@ -125,7 +167,7 @@ ROWS = (
         "ended",
         remedy="raise or remove the budget; the provider then uses more device memory",
         steps=(WITHOUT_OPTIONS,),
-        find=base.over_budget,
+        find=evidence.over_budget,
     ),
     Reason(
         code="option_needed",
@@ -136,7 +178,7 @@ ROWS = (
         remedy="set the provider option that the evidence names; it applies to all nodes",
         factors=(OPTION,),
         steps=(SET_OPTION,),
-        find=base.option_needed,
+        find=evidence.option_needed,
     ),
     Reason(
         code="dynamic_shape",
@@ -206,7 +248,7 @@ ROWS = (
             PROBE,
         ),
         needs_probes=True,
-        find=base.no_kernel_op,
+        find=evidence.no_kernel_op,
     ),
     Reason(
         code="subgraph_rejected",
@@ -221,7 +263,7 @@ ROWS = (
         "operators and types",
         steps=(RETARGET, STANDARD),
         needs_probes=True,
-        find=base.subgraph_rejected,
+        find=evidence.subgraph_rejected,
     ),
     Reason(
         code="cpu_preferred",
@@ -255,11 +297,17 @@ ROWS = (
         remedy="report the node with its operator, types and ONNX Runtime version, and a native log at INFO",
         steps=(PROBE,),
         needs_probes=True,
-        find=base.unexplained,
+        find=evidence.unexplained,
     ),
 )
 REASONS: Mapping[str, Reason] = {reason.code: reason for reason in ROWS}
 """Every reason by its code."""
+
+
+def steps_of(code: str | None) -> tuple[Step, ...]:
+    """The steps of a reason; none for an unknown code."""
+    reason = REASONS.get(code or "")
+    return reason.steps if reason is not None else ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Rows that name the kernel that a provider runs for a node: data in the provider's file."""
+"""Data of the providers' files: patterns of log lines that name a reason, and rows that name the kernel of a node."""
 
 from __future__ import annotations
 
@@ -6,10 +6,27 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from partita.observations.codes import PROVIDER_CODES, ReasonCode
 from partita.remedies import Remedy
 
 ABSENT, PRESENT = "", "*"
 """Values of a fact that a node does not have, and that it has with any value."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogPattern:
+    """A log line of ONNX Runtime that names a reason."""
+
+    reason: ReasonCode
+    pattern: str
+    """Regular expression to search in one line, with optional groups `node`, `op` and `why`."""
+
+    def __post_init__(self) -> None:
+        if self.reason in PROVIDER_CODES and "(?P<node>" in self.pattern:
+            raise ValueError(f"{self.reason} is a provider-level reason, but {self.pattern!r} matches a node")
+
+    vague: bool = False
+    """The line names the reason, but not the property of the node that is unsupported."""
 
 
 @dataclass(frozen=True, slots=True)
