@@ -115,23 +115,12 @@ def show(package: Path, result: Verification, console: Console) -> None:
         ties += f", {plural(result.rerouted, 'position')} excluded because rounding selects other experts there"
     tolerance_text = "none" if result.tolerance is None else f"{result.tolerance:g} (largest relative error)"
     page.pairs([("reference", result.reference or NOT_KNOWN), ("tolerance", f"{tolerance_text}{ties}")])
-    columns = (
-        Column("step", number=False),
-        Column("output", number=False),
-        Column("max abs err"),
-        Column("max rel err"),
-        Column("greedy tokens", number=False),
-    )
-    rows = [
-        (
-            step.step,
-            step.output,
-            f"{step.max_abs_error:.3e}",
-            f"{step.max_rel_error:.3e}",
-            "equal" if step.tokens_equal else "DIFFERENT",
-        )
-        for step in result.steps
-    ]
+    titles = ("step", "output", "max abs err", "max rel err", "greedy tokens")
+    columns = [Column(title, number=title.startswith("max")) for title in titles]
+    rows = []
+    for step in result.steps:
+        errors = f"{step.max_abs_error:.3e}", f"{step.max_rel_error:.3e}"
+        rows.append((step.step, step.output, *errors, "equal" if step.tokens_equal else "DIFFERENT"))
     page.table(columns, rows)
 
 
