@@ -22,6 +22,8 @@ from partita.providers.resolve import parse_chain
 from partita.remedies import shell
 
 if TYPE_CHECKING:
+    from partita.options.generation import GenerateCommand
+    from partita.options.placement import PlaceCommand
     from partita.partition_reports.render.show import View
 
 STDOUT = Path("-")
@@ -137,10 +139,13 @@ def print_written(kind: str, path: Path | str) -> None:
     note(f"{kind}: {path} (show it with: {shell(('partita', 'report', 'show', str(path)))})")
 
 
-def refuse_two_on_stdout(report: Path | None, *, as_json: bool) -> None:
-    """Raise UsageError if a report and another JSON object would both go to stdout."""
-    if as_json and str(report) in (str(STDOUT), "/dev/stdout"):
-        raise UsageError(f"--report {report} and --json both write to stdout; give --report a file")
+def reserve_report(options: GenerateCommand | PlaceCommand, reads: Iterable[Path]) -> Sink | None:
+    """The output of --report, reserved. Raises UsageError if it and another JSON object would both go to stdout."""
+    if options.report is None:
+        return None
+    if options.as_json and str(options.report) in (str(STDOUT), "/dev/stdout"):
+        raise UsageError(f"--report {options.report} and --json both write to stdout; give --report a file")
+    return reserve_output(Path(options.report), "report", reads, option="--report")
 
 
 @dataclass(frozen=True, slots=True)

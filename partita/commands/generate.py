@@ -18,14 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from partita.check.requirements import Limits, check_limits
-from partita.commands.arguments import (
-    Sink,
-    package_of,
-    parse_ids,
-    read_prompts,
-    refuse_two_on_stdout,
-    reserve_output,
-)
+from partita.commands.arguments import Sink, package_of, parse_ids, read_prompts, reserve_output, reserve_report
 from partita.commands.generation import (
     check_placement,
     open_batch,
@@ -103,10 +96,7 @@ def run(given: GenerateCommand) -> int:
         written += (output, journal_path(output))
     if saved is not None:
         reserve(saved, "prefix", reads, option="--save-prefix")
-    sink = None
-    if options.report is not None:
-        refuse_two_on_stdout(Path(options.report), as_json=options.as_json)
-        sink = reserve_output(Path(options.report), "report", (*reads, *written), option="--report")
+    sink = reserve_report(options, (*reads, *written))
     if source is not None and output is not None:
         return run_batch(options, requested, target, manifest, sink)
     if saved is not None:

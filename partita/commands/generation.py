@@ -14,12 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from partita.check.requirements import Limits
-from partita.commands.arguments import (
-    STDOUT,
-    Sink,
-    parse_ids,
-    print_written,
-)
+from partita.commands.arguments import STDOUT, Sink, parse_ids, print_written
 from partita.commands.results import GeneratedRow, GenerateResult, GenerationTimings, fact_of
 from partita.commands.terminal import (
     TERMINAL,
@@ -41,12 +36,7 @@ from partita.library.model import Model, chunk_ignored
 from partita.library.run_report import limits_error
 from partita.observations.text_format import human_bytes, percent, plural
 from partita.options.fields import group, path_of
-from partita.options.generation import (
-    BatchOptions,
-    GenerateCommand,
-    RunOptions,
-    SamplingValues,
-)
+from partita.options.generation import BatchOptions, GenerateCommand, RunOptions, SamplingValues
 from partita.options.placement import PlaceOptions
 from partita.package.folder import Manifest
 from partita.partition_reports import storage

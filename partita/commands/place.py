@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from partita.commands.arguments import prepare, refuse_two_on_stdout, reserve_output, show_and_write
+from partita.commands.arguments import prepare, reserve_report, show_and_write
 from partita.commands.terminal import TERMINAL, note, print_target_notes
 from partita.errors import INTERRUPTED, ParityError, ProviderError, UsageError
 from partita.library.chain import not_used
@@ -27,13 +27,10 @@ def run(options: PlaceCommand) -> int:
     Raises UsageError, PackageError, ReportError, ResourceError, and ProviderError when the chain cannot be honoured or
     a limit is exceeded.
     """
-    target, sink = read_place(options), None
+    target = read_place(options)
     if options.full and options.as_json:
         raise UsageError("--full and --json select different views; keep one")
-    if options.report is not None:
-        report_file = Path(options.report)
-        refuse_two_on_stdout(report_file, as_json=options.as_json)
-        sink = reserve_output(report_file, "report", input_paths(options), option="--report")
+    sink = reserve_report(options, input_paths(options))
     print_target_notes(target)
     report, error = place_model(options, target, audience=TERMINAL)
     for entry in report.chain:

@@ -83,7 +83,7 @@ IGNORED = frozenset(
 
 
 def _has_effect(name: str, value: Any) -> bool:
-    """Whether a field of a body is not absent, ignored or neutral."""
+    """Whether a field of a request body is not absent, ignored or neutral."""
     if name == "logit_bias" and isinstance(value, dict):
         return any(value.values())
     # 0 and False are equal in Python, but not in JSON.
@@ -182,7 +182,7 @@ def _sampling_field(each: DescribedField) -> Any:
 SamplingBody: Any = create_model(
     "SamplingBody", __base__=Model, **{name: _sampling_field(each) for name, each in SAMPLING.items()}
 )
-"""The sampling options of Partita; those that OpenAI's API has are narrowed below."""
+"""The sampling options of Partita. The subclass narrows the options that OpenAI's API has."""
 
 
 class CompletionsBase(SamplingBody):  # type: ignore[misc]
