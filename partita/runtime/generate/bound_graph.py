@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partita import dtypes
-from partita.errors import GenerationError, PackageError
+from partita.errors import GenerationError, PackageError, PartitaError
 from partita.observations.text_format import listing
 from partita.package.contract import Contract, GraphFile, PhaseName
 from partita.remedies import FROM_CHECKPOINT
@@ -192,8 +192,11 @@ class BoundGraph:
                 return seconds
             self._cache.record_addresses(self._as_of_all(self.binding.output_addresses()))
             window.after_run(self.phase, self.new_tokens, self._window_rows)
+        except PartitaError:
+            window.close()  # the profile would contain a run without a record
+            raise
         except BaseException:
-            window.close()  # the profile may contain a run without a record
+            window.cut_short(self.phase, self.new_tokens, self._window_rows)
             raise
         return seconds
 

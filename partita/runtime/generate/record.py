@@ -58,6 +58,12 @@ class Window:
         if max(self._due.values()) <= 0:
             self.close()
 
+    def cut_short(self, phase: str, new_tokens: int, rows: int | None = None) -> None:
+        """Close the window after Ctrl-C during a run; the profile contains the run completely or not at all."""
+        if self.open:
+            self._runs.append((phase, new_tokens, rows))
+        self.close()
+
     def close(self) -> None:
         """Stop profiling and keep the profile. May be called repeatedly."""
         if self.open:
