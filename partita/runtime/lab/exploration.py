@@ -203,7 +203,7 @@ def _run(
     """Run experiments and add their trials to the subjects.
 
     A subject without an answer is marked as not fully probed, unless the experiment is with neighbours or a setting. A
-    compiling provider is slow, so such a round ends for a subject after the position at which it is supported.
+    compiling provider is slow, so its round ends for a subject after the position at which it is supported.
 
     Args:
         experiments: The experiments, each without an outcome.
