@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from partita.commands.results import render_refusal
+from dataclasses import replace
+
+from partita.commands.results import MOST_ROWS, render_refusal
 from partita.diagnosis.explanation import refused_nodes
 from partita.observations.facts import AssignedNode
 from partita.observations.records import ChainEntry

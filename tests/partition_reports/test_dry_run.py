@@ -12,12 +12,14 @@ from partita.partition_reports.request_records import DryRunFacts, ModelFacts, M
 from tests.partition_reports.samples import (
     GPU,
     GPU_CHAIN,
+    REQUEST,
     event,
     mixed_facts,
     phase_of,
     report_of,
     run_facts,
     session_facts,
+    shown,
     windows,
 )
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from partita.observations.facts import SpeculationFact, StepFact
+from partita.partition_reports.cost import speculation_figures
 from partita.partition_reports.sections.model import Table
 from partita.partition_reports.sections.phases import speculation_section as section
 from tests.partition_reports.samples import recorded_facts, report_of

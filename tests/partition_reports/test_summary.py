@@ -13,7 +13,7 @@ from partita.partition_reports.outcome import headline, state_name, summarise
 from partita.partition_reports.sections.overview import sign_and_tone
 from tests.partition_reports.report_changes import each_phase, mixed
 from tests.partition_reports.reports import RECORDED, recorded
-from tests.partition_reports.samples import CPU, GPU, recorded_facts, report_of, shown
+from tests.partition_reports.samples import CPU, GPU, recorded_facts, report_of, shown, top, with_session
 
 
 def test_summary_stores_verdict_and_counts():
@@ -65,14 +65,6 @@ def test_headline_of_opened_model_uses_would_run():
     facts = recorded_facts()
     opened = replace(with_session(facts, events=(), runs=()), steps=(), finish_reason=None)
     assert headline(report_of(opened)) == "All nodes would run on CPU"
-
-
-def test_shares_are_fractions_of_file_nodes():
-    report = mixed()
-    holds, said = find(parse_requirement("provider=webgpu,share>=0.66", Vocabulary(lambda _: GPU, ())), report)[0]
-    assert holds and said.startswith("share 0.6667 ")
-    placed = "6 of 9 nodes on WebGpu, 3 on CPU (and 4 added by ONNX Runtime)"
-    assert top(report)["placement"] == f"{placed} in prefill and decode"
 
 
 @pytest.mark.parametrize(
