@@ -87,7 +87,7 @@ class ResourceError(PartitaError):
     """Memory or disk space is insufficient for the request."""
 
 
-FREE_MEMORY = Remedy("close other models, or use a smaller one")
+FREE_MEMORY = Remedy("close other models, or use a smaller one (partita plan shows what fits)")
 
 
 def out_of_memory() -> ResourceError:

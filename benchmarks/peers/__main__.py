@@ -25,7 +25,7 @@ from benchmarks.peers.records import DISTURBED_CORES, Bits, Contender, Machine, 
 from benchmarks.peers.shapes import DEFAULT_SHAPES, SHAPES, Shape, make_checkpoint
 from partita import __version__
 from partita.library.engine.jobs import run_job
-from partita.library.rates import MEASURE, MOST_SECONDS
+from partita.library.planning import MEASURE, MOST_SECONDS
 from partita.providers.resolve import parse_chain
 from partita.runtime.cpu.cores import cpu_name
 

@@ -25,8 +25,8 @@ NODE_MEASURES = ("nodes", "share")
 """Fields that measure the selected nodes."""
 PHASE_MEASURES = ("copies", "tokens_per_second")
 """Fields that measure a whole phase; the only selector for them is `phase`."""
-MEASURES = (*NODE_MEASURES, *PHASE_MEASURES, "unavailable")
-"""Fields that are compared with a number; `unavailable` measures the whole report and allows no selector."""
+MEASURES = (*NODE_MEASURES, *PHASE_MEASURES)
+"""Fields that are compared with a number."""
 FIELDS = (*SELECTORS, *MEASURES)
 PHASES = ("prefill", "decode", "run")
 CONDITION = re.compile(r"\s*(\w+)\s*(<=|>=|!=|==|=|<|>)\s*(.*?)\s*")
@@ -145,13 +145,11 @@ def _check_combination(text: str, selectors: Sequence[Selector], measures: Seque
     if not measures:
         raise UsageError(f"`require={text}`: it has no measure; add {listing(MEASURES)}, for example share>=0.95")
     fields = [entry.field for entry in selectors]
+    extra = [field for field in fields if field != "phase"]
     for measure in measures:
-        allowed = FIELDS if measure.field in NODE_MEASURES else ("phase",) if measure.field in PHASE_MEASURES else ()
-        extra = [field for field in fields if field not in allowed]
-        if extra:
-            whole = "phase" if measure.field in PHASE_MEASURES else "report"
+        if measure.field in PHASE_MEASURES and extra:
             raise UsageError(
-                f"`require={text}`: {measure.field} measures a whole {whole}; use it without {listing(extra)}"
+                f"`require={text}`: {measure.field} measures a whole phase; use it without {listing(extra)}"
             )
         if measure.field == "share" and not {"provider", "reason"} & set(fields):
             raise UsageError(f"`require={text}`: share needs provider or reason, for example provider=cuda,share>=0.95")

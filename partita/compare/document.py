@@ -28,16 +28,6 @@ GROUPS = 20
 """Maximum number of groups in a section."""
 ROWS = 40
 """Maximum number of rows in a table."""
-FIGURES = {
-    "added": "nodes added by ONNX Runtime",
-    "copies_of_unknown_size": "copies of unknown size",
-    "copy_bytes_per_run": "bytes copied per run",
-    "copy_bytes_per_token": "bytes copied per token",
-    "host_wait_us_per_token": "ms waited per token",
-    "tokens_per_second": "tokens/s",
-    "step_p50_ms": "p50 ms per step",
-}
-"""Name of a figure -> its text, where they differ."""
 KINDS = {"report": "two reports", "package": "two packages", "support_table": "two support tables"}
 
 
@@ -122,9 +112,7 @@ def _table(part: Part, changes: Sequence[Change]) -> Iterator[Block]:
     order = list(dict.fromkeys(change.group for change in changes))
     rows: dict[tuple[str, str, str, str], list[str]] = {}
     for change in sorted(changes, key=lambda change: order.index(change.group)):
-        rows.setdefault((change.group.replace("_", " "), *_texts(change), _ratio(change)), []).append(
-            display_name(change)
-        )
+        rows.setdefault((change.group.replace("_", " "), *_texts(change), _ratio(change)), []).append(change.name)
     if not rows:
         yield Line("No differences.")
         return
@@ -185,9 +173,8 @@ def describe(change: Change) -> str:
     details = change.details
     about = [f": {details['reason']}"] if "reason" in details else []
     about += [f", {details[name].replace('_', ' ')}" for name in ("border", "direction") if name in details]
-    if change.section == "reasons":
-        about += [f", on {named_provider(details['provider'])}"] if change.after is not None else []
-        text = f"why not {named_provider(details['skipped'])}: {text}" if "skipped" in details else text
+    if change.section == "reasons" and change.after is not None:
+        about.append(f", on {named_provider(details['provider'])}")
     return "".join([text, *about])
 
 
@@ -204,10 +191,8 @@ def _text(change: Change, value: Value) -> str:
         return NOT_KNOWN
     if isinstance(value, str):
         return value
-    if change.section == "copies" or change.name.startswith("copy_bytes"):
+    if change.section == "copies" or change.name.startswith("bytes copied"):
         return human_bytes(round(value))
-    if change.name == "host_wait_us_per_token":
-        return decimals(value, 1e-3)
     return decimals(value) if change.section == "times" else f"{value:,.0f}"
 
 
@@ -221,25 +206,19 @@ def _ratio(change: Change) -> str:
     return f"{decimals(now / was)}{' ~' if change.details.get('spread') == 'within' else ''}"
 
 
-def display_name(change: Change) -> str:
-    """Text of a figure or property; other names are unchanged."""
-    is_own = change.section in (*PARTS["around"].sections, *PARTS["cost"].sections, *PARTS["versions"].sections)
-    return FIGURES.get(change.name, change.name.replace("_", " ")) if is_own else change.name
-
-
 # Headlines
 
 NAMED = {
     ("environment", "onnxruntime"),
-    ("environment", "onnxruntime_package"),
+    ("environment", "onnxruntime package"),
     ("package", "precision"),
     ("package", "attention"),
-    ("package", "manifest_sha256"),
+    ("package", "manifest sha256"),
     ("model", "sha256"),
     ("request", "chain"),
     ("request", "phases"),
-    ("dry_run", "device"),
-    ("checks", "checks_failed"),
+    ("dry run", "device"),
+    ("checks", "checks failed"),
 }
 """Subject and name of changes that the headline of two reports names; other changes are counted."""
 
@@ -261,7 +240,7 @@ def report_headline(found: Comparison, nodes: Mapping[str, int]) -> str:
     for change in named:
         subject = f"{change.group} " if change.group in ("package", "model") else ""
         before, after = ("none" if value is None else value for value in (change.before, change.after))
-        parts.append(f"{subject}{display_name(change)} {before} -> {after}")
+        parts.append(f"{subject}{change.name} {before} -> {after}")
     left = len(around) - len(named)
     if left:
         parts.append(f"{plural(left, 'other change' if named else 'change')} of environment or request")

@@ -74,16 +74,13 @@ def open_engine(
 
     `refusal_seconds`: for experiments on a chain that cannot be honoured. `with_text`: requests need text.
     """
-    from partita.library.planning import naming_what_fits
-
     arguments = (folder, manifest, target, choice)
-    with naming_what_fits(folder, manifest, target.chain):
-        if in_child(target, process):
-            from partita.library.engine.remote import RemoteEngine
+    if in_child(target, process):
+        from partita.library.engine.remote import RemoteEngine
 
-            return RemoteEngine(
-                *arguments, observe=observe, refusal_seconds=refusal_seconds, audience=audience, with_text=with_text
-            )
-        from partita.library.engine.local import LocalEngine
+        return RemoteEngine(
+            *arguments, observe=observe, refusal_seconds=refusal_seconds, audience=audience, with_text=with_text
+        )
+    from partita.library.engine.local import LocalEngine
 
-        return LocalEngine(*arguments, observe=observe, refusal_seconds=refusal_seconds, audience=audience)
+    return LocalEngine(*arguments, observe=observe, refusal_seconds=refusal_seconds, audience=audience)

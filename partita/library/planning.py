@@ -2,36 +2,41 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
+from pydantic import ValidationError
 
 import partita
+from partita import files
 from partita.capacity.records import DeviceFacts, Estimate, MachineRates, Plan
-from partita.errors import CheckpointError, PackageError, PartitaError, ResourceError, UsageError, out_of_memory
+from partita.errors import CheckpointError, PackageError, PartitaError, UsageError
 from partita.export.options import ExportOptions
 from partita.export.progress import Progress, Silent, stage
 from partita.extras import checked_versions
-from partita.files import temporary_directory
 from partita.foreign.folder import open_folder
 from partita.foreign_paths import CONFIG, recognise
 from partita.library.api import QUIET, Audience, from_fields
-from partita.library.rates import here_rates, stored_rates, uses_naive_attention
-from partita.observations.text_format import human_bytes, plural
+from partita.library.engine.jobs import run_job
+from partita.observations.text_format import plural
 from partita.options.fields import MAX_TOKENS
 from partita.options.inspection import PlanOptions
 from partita.package.contract import Contract
 from partita.package.folder import Manifest, is_package
-from partita.process import free_bytes, rss_bytes
-from partita.providers.base import Provider
+from partita.process import free_bytes
 from partita.providers.cuda import PROVIDER as CUDA
 from partita.providers.cuda_dry_run.devices import Device, device
-from partita.runtime.machine import nvidia_gpus
+from partita.providers.resolve import parse_chain
+from partita.runtime.chain.wheels import runtime_wheels
+from partita.runtime.cpu.attention import VARIABLE
+from partita.runtime.cpu.cores import cpu_flags, cpu_name, usable_cores
 from partita.runtime.place.model_file import read_light
 
 if TYPE_CHECKING:
@@ -40,6 +45,9 @@ if TYPE_CHECKING:
     from partita.capacity.memory import Requirements
 
 HERE = "here"
+RATES_FORMAT = 2
+"""Increment when the measurement of the rates changes."""
+MEASURE, MOST_SECONDS = "partita.runtime.ort.rates:measure", 300.0
 BASES = {
     True: "rates of this machine, measured with ONNX Runtime's CPU provider; interval: 20 % either way",
     False: "bandwidth and arithmetic of the data sheet; assumed shares: 30 to 90 % of bandwidth, 20 to 70 % of "
@@ -165,15 +173,13 @@ def device_facts(gpu: Device | None, rates: MachineRates | None) -> DeviceFacts:
             available_bytes=gpu.memory_bytes,
             source=f"{source}; the CUDA context is not counted",
         )
-    from partita.runtime.cpu.cores import cpu_name
-
     assert rates is not None
     memory = psutil.virtual_memory()
     return DeviceFacts(
         name=HERE,
         title=f"{cpu_name()}, {rates.threads} threads",
         memory_bytes=int(memory.total),
-        available_bytes=_free_bytes(),
+        available_bytes=int(free_bytes()),
         source=f"measured here: {rates.read_bytes_per_second / 1e9:.3g} GB/s",
     )
 
@@ -226,7 +232,7 @@ def _checkpoint(given: str, options: PlanOptions, gpu: Device | None, progress: 
     else:
         kernels = Kernels(**asdict(CUDA.packed_weights), folds=CUDA.compiles)
         target = Target(CUDA.name, HERE, CUDA.preferred_attention, "not probed for a plan", kernels=kernels)
-    with checked_versions(), temporary_directory() as scratch:
+    with checked_versions(), files.temporary_directory() as scratch:
         out = Path(scratch) / "package"
         # of batch size 1: memory and time of more rows follow from its graph
         export = ExportOptions(given, out=out, precision=options.precision, max_length=options.context)
@@ -266,36 +272,49 @@ def measured_requirements(
     return None, rates
 
 
-def with_what_fits(error: ResourceError, folder: Path, manifest: Manifest, chain: Sequence[Provider]) -> ResourceError:
-    """The error of a lack of memory, with the largest context and batch that fit, if known."""
-    with suppress(OSError, ValueError, MemoryError, PartitaError):
-        gpus = nvidia_gpus() if chain[0].name == CUDA.name else ()
-        if chain[0].name != "cpu" and not gpus:
-            return error
-        contract = manifest.graph
-        model = requirements(contract, read_graphs(folder, contract), None if gpus else stored_rates())
-        model = replace(model, on_cpu=not gpus, process_bytes=model.process_bytes or (0 if gpus else rss_bytes()))
-        available = gpus[0].memory_bytes if gpus else _free_bytes() + rss_bytes()
-        found = [
-            f"context {context:,} with batch {batch}"
-            for batch in sorted({1, contract.batch_size})
-            if (context := model.largest_context(batch, available, contract.max_length))
-        ]
-        text = f"largest that fit {human_bytes(available)}: {' or '.join(found) or 'nothing'} (see partita plan)"
-        return ResourceError(f"{error.message}; {text}", path=error.path, remedy=error.remedy)
-    return error
+# Measured rates of this machine, kept in the cache folder
 
 
-@contextmanager
-def naming_what_fits(folder: Path, manifest: Manifest, chain: Sequence[Provider]) -> Iterator[None]:
-    """Raise the errors of a lack of memory with the largest settings that fit."""
-    try:
-        yield
-    except (ResourceError, MemoryError) as error:
-        lack = error if isinstance(error, ResourceError) else out_of_memory()
-        raise with_what_fits(lack, folder, manifest, chain) from error
+def _rates_path() -> Path | None:
+    """The file for this processor, number of threads and ONNX Runtime; None without a cache folder."""
+    folder = files.cache_folder("rates")
+    machine = [
+        RATES_FORMAT,
+        cpu_name(),
+        usable_cores().threads(),
+        [f"{each.name} {each.version}" for each in runtime_wheels()],
+    ]
+    name = hashlib.sha256(json.dumps(machine).encode()).hexdigest()[:16]
+    return None if folder is None else folder / f"{name}.json"
 
 
-def _free_bytes() -> int:
-    """Memory that this process can get."""
-    return int(free_bytes())
+def uses_naive_attention() -> bool:
+    """Whether the rates are those of the naive attention path; see `runtime.cpu.attention.choose`."""
+    return "avx512f" in cpu_flags()
+
+
+def stored_rates() -> MachineRates | None:
+    """The rates of this machine; None if they were not measured."""
+    path = _rates_path()
+    with suppress(OSError, ValidationError, UnicodeDecodeError):  # measured again
+        return None if path is None else MachineRates.model_validate_json(path.read_text(encoding="utf-8"))
+    return None
+
+
+def here_rates(audience: Audience = QUIET, *, again: bool = False) -> MachineRates:
+    """The rates of this machine, measured and kept if they are not known. Raises as `run_job`."""
+    found = None if again else stored_rates()
+    if found is not None:
+        return found
+    environment = {**os.environ, VARIABLE: str(int(uses_naive_attention()))}
+    with audience.busy("measuring the rates of this machine"):
+        threads, _ = usable_cores().threads()
+        rates: MachineRates = run_job(
+            MEASURE, threads, chain=parse_chain("cpu"), environment=environment, timeout=MOST_SECONDS
+        )
+    path = _rates_path()
+    with suppress(OSError):  # a cache that cannot be written
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            files.replace(path, rates.model_dump_json())
+    return rates

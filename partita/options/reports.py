@@ -83,12 +83,9 @@ class CheckOptions(PlacementLimits):
     require: Sequence[str] = option(
         "FIELD OP VALUE, comma-separated; all must hold in every phase; can be repeated. Selection: phase, "
         "op, module, provider, reason (= or !=). Numbers (= != < <= > >=): nodes, share of the selected nodes; "
-        "copies, tokens_per_second of a phase; unavailable of the report.",
+        "copies, tokens_per_second of a phase.",
         default=(),
         metavar="CONDITIONS",
-    )
-    max_slowdown: float | None = option(
-        "With --baseline: 0.1 allows 10 % more time per token. Default: no limit.", range=NUMBER
     )
 
 
@@ -99,9 +96,6 @@ class CheckCommand(ViewOptions, CheckOptions):
     VIEWS = "partita.check.gate"
     file: ReportArgument
     other_reports: Sequence[str] = option("Further reports to check.", default=(), metavar="MORE", positional=True)
-    max_drift: float | None = option(
-        "Maximum relative error of a layer or output; for results of `drift --json`.", range=NUMBER, group="Limits"
-    )
     baseline: PathText | None = option(
         "Baseline report: fail on nodes moved off their provider, new reasons, copies or copied bytes.",
         metavar="A",

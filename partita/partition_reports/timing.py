@@ -153,11 +153,6 @@ def speculation_figures(fact: SpeculationFact | None, steps: Sequence[StepFact])
     )
 
 
-def rows_of(found: Speculation) -> int:
-    """Sum of active rows over all steps: new tokens without accepted draft tokens."""
-    return found.tokens - found.accepted
-
-
 def _speedup(steps: Sequence[StepFact]) -> float | None:
     """Speedup, comparing each step with steps of equally many rows, because rows share the time of a step."""
     by_rows = grouped((step for step in steps if not step.drafted and _tokens(step)), _rows)

@@ -79,7 +79,7 @@ def test_provider_table_fits_80_columns_without_colour(machine):
 
 def test_providers_json_matches_published_schema(capsys, monkeypatch, machine):
     monkeypatch.setattr("partita.runtime.machine.describe_machine", lambda extra: machine)
-    monkeypatch.setattr("partita.library.rates.stored_rates", lambda: None)
+    monkeypatch.setattr("partita.library.planning.stored_rates", lambda: None)
     inspection.providers(ProvidersCommand(as_json=True))
     printed = json.loads(capsys.readouterr().out)
     jsonschema.validate(printed, json.loads(SCHEMA.read_text(encoding="utf-8")))

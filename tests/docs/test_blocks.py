@@ -20,7 +20,7 @@ import pytest
 
 from tests.conftest import REPOSITORY, require
 from tests.docs import recordings
-from tests.docs.blocks import Block, agrees, all_blocks, blocks_of, is_cut, pages, renewed
+from tests.docs.blocks import Block, agrees, all_blocks, is_cut, pages, renewed
 from tests.docs.outputs import OUTPUTS, SERVE_CLIENT, copy_tutorial_models, place_of_examples, served
 from tests.docs.update import printed
 from tests.test_examples import EXAMPLES
@@ -39,40 +39,17 @@ CLONE = "git clone <this repository> partita && cd partita"
 BLOCKS = all_blocks()
 
 
-def check_make(block: Block) -> None:
-    """Targets of the Makefile, with variables that it has, and files that are there."""
+def check_development(block: Block) -> None:
+    """Targets and variables of the Makefile, and modules and files that are there."""
     makefile = (REPOSITORY / "Makefile").read_text("utf-8")
     for line in block.lines:
         words = shlex.split(line, comments=True)
-        if not words or line == CLONE:
-            continue
-        if words[0] != "make":
-            assert (REPOSITORY / words[0]).is_file(), line
-            continue
-        for word in words[1:]:
-            name, given, _ = word.partition("=")
+        for name, given, _ in (word.partition("=") for word in words[1:] if words[0] == "make"):
             pattern = rf"^{name}\s*\?=" if given else rf"^{name}:"
             assert re.search(pattern, makefile, re.MULTILINE), f"{line}: the Makefile has no {name}"
-
-
-def check_pytest(block: Block) -> None:
-    """Files, names and marks of tests that there are."""
-    markers = (REPOSITORY / "pyproject.toml").read_text("utf-8")
-    for line in block.lines:
-        words = shlex.split(line)
-        assert words[:3] == [".venv/bin/python", "-m", "pytest"], line
-        files = [REPOSITORY / word for word in words[3:] if word.endswith(".py")]
-        assert all(file.is_file() for file in files), line
-        for option, value in zip(words, words[1:], strict=False):
-            if option == "-k":
-                assert any(re.search(rf"def test_\w*{value}", file.read_text("utf-8")) for file in files), line
-            elif option == "-m" and value != "pytest":
-                assert f'"{value.removeprefix("not ")}: ' in markers, line
-
-
-def check_schemas(block: Block) -> None:
-    """The module that writes what is made from code; tests/tools/test_published.py compares what it writes."""
-    assert block.text.split() == [".venv/bin/python", "-m", "tools.published", "docs"]
+        files = [word for word in words if word.endswith((".py", ".sh"))]
+        files += [f"{word.replace('.', '/')}.py" for word in words if word.startswith(("tools.", "tests."))]
+        assert all((REPOSITORY / file).is_file() for file in files), line
 
 
 def check_fragment(block: Block) -> None:
@@ -126,13 +103,6 @@ def assert_part(shown: Any, real: Any, where: str) -> None:
         assert real.startswith(shown.removesuffix("...")), where
     else:
         assert shown == real, where
-
-
-def check_update(block: Block) -> None:
-    """The command that this test names."""
-    from tests.docs import update
-
-    assert block.lines == [f".venv/bin/python -m {update.__name__}"]
 
 
 def check_options(block: Block) -> None:
@@ -190,14 +160,14 @@ def check_session(block: Block) -> None:
 
 
 CHECKS: dict[str, Callable[[Block], None]] = {
-    "make": check_make,
-    "pytest": check_pytest,
-    "schemas": check_schemas,
+    "make": check_development,
+    "pytest": check_development,
+    "schemas": check_development,
     "fragment": check_fragment,
     "rooms": check_rooms,
     "requirements": check_requirements,
     "manifest": check_manifest,
-    "update": check_update,
+    "update": check_development,
     "options": check_options,
     "foreign-contract": check_contract,
     "silent-files": check_copies,
@@ -239,15 +209,6 @@ def test_every_block_name_and_recording_is_used() -> None:
     assert {path.name.removesuffix(".json.gz") for path in recordings.RECORDED.iterdir()} == recordings.NAMES
 
 
-def test_unchecked_block_is_detected(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.docs.blocks.REPOSITORY", tmp_path)
-    page = tmp_path / "page.md"
-    page.write_text("text\n\n```\n$nothing runs this\n```\n", "utf-8")
-    (block,) = blocks_of(page)
-    with pytest.raises(AssertionError, match="page.md:3: nothing generates, runs or checks this block"):
-        test_every_block_is_generated_run_or_compared(block)
-
-
 def test_ellipsis_matches_any_output_and_other_text_must_match() -> None:
     lines = ["one", "two", "three", "four and more"]
     assert agrees(["one", "[...]", "four [...]"], lines)
@@ -281,13 +242,6 @@ def modules() -> list[Path]:
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
 def test_files_named_in_a_page_exist(page: Path):
     assert absent(page.read_text(encoding="utf-8")) == []
-
-
-def test_missing_file_is_detected():
-    assert absent("`partition_reports/probes.py`, `docs/nothing.md` and `cli.py`") == [
-        "partition_reports/probes.py",
-        "docs/nothing.md",
-    ]
 
 
 def test_index_lists_every_page():

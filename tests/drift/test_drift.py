@@ -18,13 +18,11 @@ from rich.console import Console
 import partita
 from partita.cli import run
 from partita.drift import sides
-from partita.drift.deviation import deviation
+from partita.drift.comparison import Settings, deviation
 from partita.drift.document import VIEWS
-from partita.drift.inputs import file_step, package_steps
 from partita.drift.measure import measure
 from partita.drift.records import Drift
-from partita.drift.sides import GraphRun, Side
-from partita.drift.step_comparison import Settings
+from partita.drift.sides import GraphRun, Side, file_step, package_steps
 from partita.errors import GenerationError
 from partita.foreign.folder import Choice, open_folder
 from partita.providers.resolve import parse_chain

@@ -6,11 +6,11 @@ from importlib import import_module
 
 import pytest
 
-from partita.check.gate import Gate, check
-from partita.check.requirements import Limits
+from partita.check.gate import check
 from partita.compare.reports import compare
 from partita.explain.node_explanation import find
 from partita.observations.records import Record
+from partita.options.reports import CheckOptions
 from partita.partition_reports.render.show import REPORT_VIEWS, load_view, view_names
 from partita.partition_reports.sections.model import Document, shown_blocks
 from tests.partition_reports.html_tree import read, words
@@ -25,7 +25,7 @@ RECORDS: dict[str, Record] = {
     REPORT_VIEWS: mixed(),
     "partita.compare.document": compare(mixed(), moved(QUERY)),
     "partita.explain.document": find(recorded("webgpu"), "model.layers.0.self_attn/Attention"),
-    "partita.check.gate": check(mixed(), Gate(limits=Limits(max_cpu_nodes=0, max_copies=9)), "run.json"),
+    "partita.check.gate": check(mixed(), CheckOptions(max_cpu_nodes=0, max_copies=9), "run.json"),
     "partita.bench.sections": made_bench(),
     "partita.machine.document": made_machine(),
     "partita.support.sections": table(answer("Cast", "supported", "T=tensor(float)")),

@@ -14,12 +14,12 @@ from rich.console import Console
 from partita.bench.contenders import sentences
 from partita.bench.records import Bench
 from partita.check import gate
-from partita.check.requirements import Limits
 from partita.commands.results import render_refusal
 from partita.compare.reports import compare
 from partita.diagnosis.explanation import refused_nodes
 from partita.explain.node_explanation import Explanation, Matches, find
 from partita.machine.records import Device, Gpu, MachineReport, OnnxRuntime, ProviderEntry
+from partita.options.reports import CheckOptions
 from partita.partition_reports.render.show import REPORT_VIEWS
 from partita.partition_reports.render.terminal import Page
 from partita.partition_reports.sections.model import Column
@@ -82,8 +82,8 @@ def bench() -> Render:
     return lambda console: print_text(made, "partita.bench.sections", console)
 
 
-def checked(limits: Limits) -> Render:
-    result = gate.check(recorded("webgpu"), gate.Gate(limits=limits), "webgpu.json", None)
+def checked(limits: CheckOptions) -> Render:
+    result = gate.check(recorded("webgpu"), limits, "webgpu.json", None)
     return lambda console: print_text(result, "partita.check.gate", console)
 
 
@@ -169,8 +169,8 @@ VIEWS: dict[str, Callable[[], Render]] = {
     "diff of two runs": lambda: (
         lambda console: print_text(compare(recorded("cuda_dry_run"), recorded("cuda_dry_run")), DIFF, console)
     ),
-    "check": lambda: checked(Limits(max_cpu_nodes=0, max_copies=1, max_copy_bytes_per_token=10)),
-    "check that passes": lambda: checked(Limits(max_copies=100)),
+    "check": lambda: checked(CheckOptions(max_cpu_nodes=0, max_copies=1, max_copy_bytes_per_token=10)),
+    "check that passes": lambda: checked(CheckOptions(max_copies=100)),
     "bench": bench,
     "providers": machine,
     "refusal": lambda: (

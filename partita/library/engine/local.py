@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from partita.check.requirements import Limits
-from partita.errors import GenerationError, PartitaError, ReportError, ResourceError, UsageError
+from partita.errors import GenerationError, ReportError, UsageError
 from partita.foreign.folder import NO_CHOICE, Choice, open_folder
 from partita.library.api import QUIET, Audience
 from partita.library.chain import Target
@@ -95,14 +95,6 @@ class LocalEngine(Scheduler):
             slots=runner.rows,
             notes=tuple(note for entry in graphs for note in entry.session.notes),
         )
-
-    def _lose(self, error: PartitaError | None) -> None:
-        """Drop the batch; a lack of memory names the largest settings that fit."""
-        if isinstance(error, ResourceError):
-            from partita.library.planning import with_what_fits
-
-            error = with_what_fits(error, self.folder, self.manifest, self.target.chain)
-        super()._lose(error)
 
     def report(self, request: ReportRequest) -> Report:
         """The partition report of the steps since `open`. Raises ReportError without steps."""

@@ -8,7 +8,6 @@ from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from partita.check.measures import repeated_phase
 from partita.errors import ProviderError
 from partita.observations.text_format import listing, plural
 from partita.partition_reports.dry_run import blocking_nodes
@@ -102,7 +101,8 @@ def _try_capture(report: Report, model: OnnxModel, chain: Sequence[Resolution], 
     from partita.runtime.ort.session_options import Opening
 
     file = model.path.name
-    phase = repeated_phase([phase for phase in report.phases if phase.file == file])
+    phases = [phase for phase in report.phases if phase.file == file]
+    phase = next((phase for phase in phases if phase.name == "decode"), phases[-1])
     blocking = blocking_nodes(phase, report.chain[0].provider)
     first, *others = [entry for entry in chain if entry.status == "active"]
     capturing = replace(first, options={**first.options, CAPTURE_OPTION: "1"})

@@ -184,7 +184,7 @@ def providers(options: ProvidersOptions) -> MachineReport:
     `provider_libraries`: files of plugin providers by name. `measure`: measure the rates of this machine, which takes
     ten seconds. Raises ArgumentError for an invalid library file.
     """
-    from partita.library.rates import here_rates, stored_rates
+    from partita.library.planning import here_rates, stored_rates
     from partita.runtime.machine import describe_machine
 
     found = describe_machine(parse_libraries(options.provider_libraries or {}, all_names()))
