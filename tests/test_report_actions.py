@@ -12,7 +12,6 @@ import pytest
 
 from partita import cli
 from partita.diagnosis.actions import CHECKPOINT, steps_for
-from partita.diagnosis.reasons.table import REASONS
 from partita.diagnosis.records import VariantRecord
 from partita.partition_reports.records import Report
 from partita.partition_reports.sections.fallbacks import by_reason
@@ -160,13 +159,3 @@ def test_suggested_export_removes_fallbacks(tiny_checkpoint, exported, tmp_path,
     words = [str(checkpoint) if word == CHECKPOINT else word for word in action.words]
     assert cli.run([*words[1:], "--max-length", "64"]) == 0
     assert placed(Path(words[3])).fallbacks == ()
-
-
-@pytest.mark.parametrize("reason", sorted(REASONS))
-def test_actions_for_unavailable_provider_have_no_placeholders(reason: str) -> None:
-    """A provider that fails on a graph carries a node's reason, whose actions name checkpoint and package."""
-    report = recorded("webgpu")
-    first = report.chain[0].model_copy(update={"status": "unavailable", "reason": reason})
-    missing = report.model_copy(update={"chain": (first, *report.chain[1:])})
-    for action in top_actions(missing, by_reason(missing)):
-        assert not any("{" in word for word in (action.title, *action.words))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from partita.compare.rows import Change, Comparison, Value, count_names
 from partita.observations.text_format import (
@@ -38,29 +37,25 @@ class Part:
     title: str
     sections: tuple[str, ...]
     """Sections of the comparison."""
-    form: Literal["table", "groups"]
-    noun: str = "node"
+    noun: str = ""
+    """What is grouped by its change; empty: a table."""
     kind: str = ""
     """Only changes of this kind; empty: all."""
     folded: bool = False
 
 
+AROUND = ("preferred_provider", "phases", "outcome", "context", "cache")
 PARTS = {
-    "around": Part(
-        "Environment and request",
-        ("preferred_provider", "phases", "outcome", "context", "cache"),
-        "table",
-        folded=True,
-    ),
-    "moved": Part("Moved", ("nodes",), "groups", kind="changed"),
-    "added": Part("Added", ("nodes",), "groups", kind="added"),
-    "removed": Part("Removed", ("nodes",), "groups", kind="removed"),
-    "reasons": Part("Reasons", ("reasons",), "groups"),
-    "copies": Part("Copies", ("copies",), "groups", "copy"),
-    "cost": Part("Cost", ("copy_count", "copy_bytes", "figures", "times"), "table"),
-    "versions": Part("Versions and devices", ("versions",), "table", folded=True),
-    "operators": Part("Operators", ("variants",), "groups", "variant"),
-    "coverage": Part("In one table only", ("coverage",), "groups", "operator version"),
+    "around": Part("Environment and request", AROUND, folded=True),
+    "moved": Part("Moved", ("nodes",), "node", "changed"),
+    "added": Part("Added", ("nodes",), "node", "added"),
+    "removed": Part("Removed", ("nodes",), "node", "removed"),
+    "reasons": Part("Reasons", ("reasons",), "node"),
+    "copies": Part("Copies", ("copies",), "copy"),
+    "cost": Part("Cost", ("copy_count", "copy_bytes", "figures", "times")),
+    "versions": Part("Versions and devices", ("versions",), folded=True),
+    "operators": Part("Operators", ("variants",), "variant"),
+    "coverage": Part("In one table only", ("coverage",), "operator version"),
 }
 """Key -> section of the document; other sections of a comparison are tables under their own names."""
 
@@ -69,14 +64,14 @@ def document(found: Comparison) -> Document:
     """Every section that is not empty."""
     shown = {name for part in PARTS.values() for name in part.sections}
     others = dict.fromkeys(change.section for change in found.changes if change.section not in shown)
-    parts = PARTS | {name.replace(" ", "-"): Part(name.capitalize(), (name,), "table") for name in others}
+    parts = PARTS | {name.replace(" ", "-"): Part(name.capitalize(), (name,)) for name in others}
     sections = [_sides(found)]
     for key, part in parts.items():
         changes = [each for each in found.of(*part.sections) if part.kind in ("", each.kind)]
         changes = [each for each in changes if not _is_explained(each, found)]
         notes = [Line(text, "note") for text in found.notes] if key == "cost" else []
         if changes or notes:
-            blocks = list(_table(part, changes) if part.form == "table" else _groups(part, changes))
+            blocks = list(_groups(part, changes) if part.noun else _table(part, changes))
             count = plural(count_names(changes), part.noun) if part.kind else ""
             sections.append(Section(key, part.title, (*blocks, *notes), count, part.folded))
     return Document(
@@ -235,7 +230,7 @@ def report_headline(found: Comparison, nodes: Mapping[str, int]) -> str:
         parts.append(f"no difference in placement, reasons and copies ({where})")
     else:
         parts.append(", ".join(_placement(found)))
-    around = found.of(*PARTS["around"].sections)
+    around = found.of(*AROUND)
     named = [each for each in around if (each.group, each.name) in NAMED or each.effect != "neutral"]
     for change in named:
         subject = f"{change.group} " if change.group in ("package", "model") else ""

@@ -34,8 +34,6 @@ RUN_AS_PYTHON = {
     "README.md": "tests/library/test_python_page.py",
 }
 """Pages whose Python is run, and the test that runs it."""
-CLONE = "git clone <this repository> partita && cd partita"
-"""The one line that no test can run: the address of the repository is the reader's."""
 BLOCKS = all_blocks()
 
 
@@ -248,13 +246,6 @@ def test_index_lists_every_page():
     folder = REPOSITORY / "docs"
     listed = re.findall(r"^- \[[^]]+\]\(([\w-]+\.md)\)", (folder / "index.md").read_text("utf-8"), re.MULTILINE)
     assert sorted(listed) == sorted(page.name for page in folder.glob("*.md") if page.name != "index.md")
-
-
-@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
-def test_list_follows_a_blank_line(page: Path):
-    """Without a blank line before it, the site renders a list as part of the paragraph above."""
-    text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
-    assert re.findall(r"^(?!\s|[-*#<]|\d+\. ).+\n(?:[-*]|\d+\.) .*", text, re.MULTILINE) == []
 
 
 @pytest.mark.parametrize("page", sorted((REPOSITORY / "docs").glob("*.md")), ids=lambda page: page.name)
