@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import product
 
 from partita import __version__
 from partita.drift.comparison import Settings, StepComparison, deviation, finite
@@ -171,19 +172,13 @@ def _pin_trials(at: StepComparison, layer: Part, node: Part | None, tolerance: f
     modules = [at.graph.module(node.nodes[0])] if node is not None else []
     paths = [at.graph.module(position) for position in layer.nodes]
     modules += [layer.name] if any(path and path.startswith(layer.name) for path in paths) else []
-    named = dict.fromkeys(module for module in modules if module)
-    if not named:
-        at.note("no pin was tried: the graph has no module paths")
     others = [entry.name for entry in at.reference.chain if entry not in at.tested_side.chain[:1]]
     others = others or [name for name in ("cpu",) if at.tested_side.chain[0].name != name]
-    if named and not others:
-        at.note("no pin was tried: both sides run on the same provider")
     found: list[PinTrial] = []
-    for other in others:
-        for module in named:
-            found.append(_pin_trial(at, layer, other, module, tolerance))
-            if found[-1].within_tolerance:
-                return found
+    for other, module in product(others, dict.fromkeys(filter(None, modules))):
+        found.append(_pin_trial(at, layer, other, module, tolerance))
+        if found[-1].within_tolerance:
+            break
     return found
 
 

@@ -88,7 +88,7 @@ def test_text_fits_80_columns_and_html_has_a_plot(tmp_path: Path) -> None:
     assert "error in the whole graph, by layer: " in text and "█" in text
     page = VIEWS.load("html").to_text(found)
     assert page.count("<rect ") == len(found.layers) and 'class="over"' in page and "tolerance 1e-04" in page
-    assert "no pin was tried: both sides run on the same provider" in found.notes
+    assert found.pin_trials == ()  # both sides run on the same provider
 
 
 def test_free_running_changes_the_error_of_a_fault_in_a_state(tmp_path: Path) -> None:
