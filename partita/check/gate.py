@@ -14,7 +14,7 @@ from pydantic import Field
 from partita.check.requirements import Limits, Measure, Requirement, Selector
 from partita.compare.document import describe
 from partita.compare.reports import PlacedRow, compare, placed_rows
-from partita.compare.rows import Change, Comparison, count_names
+from partita.compare.rows import Change, Comparison
 from partita.errors import ReportError
 from partita.observations.names import CPU
 from partita.observations.records import Record
@@ -396,7 +396,11 @@ def _describe_changes(changes: list[Change], found: Comparison) -> str:
     """Changes for the worse: `1 node: a/MatMul (prefill and decode: CUDA -> CPU: no_kernel_type)`."""
     same = grouped(changes, lambda change: (change.name, describe(change)))
     texts = [f"{name} ({listing(change.group for change in group)}: {text})" for (name, text), group in same.items()]
-    count = f"{plural(count_names(changes), 'node')}: " if changes[0].section in ("nodes", "reasons") else ""
+    count = (
+        f"{plural(len({change.name for change in changes}), 'node')}: "
+        if changes[0].section in ("nodes", "reasons")
+        else ""
+    )
     new = [change for change in found.of("copies") if changes[0].section == "copy_count" and change.kind == "added"]
     more = f"; new: {name_some(dict.fromkeys(change.name for change in new))}" if new else ""
     return f"{count}{name_some(texts)}{more}"

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from partita.compare.rows import Change, Comparison, Value, count_names
+from partita.compare.rows import Change, Comparison, Value
 from partita.observations.text_format import (
     NOT_KNOWN,
     decimals,
@@ -72,7 +72,7 @@ def document(found: Comparison) -> Document:
         notes = [Line(text, "note") for text in found.notes] if key == "cost" else []
         if changes or notes:
             blocks = list(_groups(part, changes) if part.noun else _table(part, changes))
-            count = plural(count_names(changes), part.noun) if part.kind else ""
+            count = plural(len({change.name for change in changes}), part.noun) if part.kind else ""
             sections.append(Section(key, part.title, (*blocks, *notes), count, part.folded))
     return Document(
         kind=f"Difference of {KINDS[found.kind]}",

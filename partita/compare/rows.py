@@ -6,7 +6,6 @@ it is for the worse. Reports, packages, support tables, and a report and its bas
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -182,14 +181,3 @@ def _change(was: Row | None, now: Row | None, details: Details | None) -> Change
         effect="neutral" if not known else "worse" if new > old else "better",  # type: ignore[operator]
         details={} if details is None else {name: text for name, text in details(was, now).items() if text},
     )
-
-
-def count_names(changes: Iterable[Change]) -> int:
-    """Number of changed nodes: a name in several groups counts once, a repeated name in one group several times."""
-    groups: dict[str, Counter[str]] = {}
-    for change in changes:
-        groups.setdefault(change.group, Counter())[change.name] += 1
-    most: Counter[str] = Counter()
-    for counted in groups.values():
-        most |= counted
-    return most.total()
