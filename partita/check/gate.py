@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import Field
 
-from partita.check.requirements import Limits, Measure, Requirement, Selector
+from partita.check.requirements import Condition, Limits, Requirement
 from partita.compare.document import describe
 from partita.compare.reports import PlacedRow, compare, placed_rows
 from partita.compare.rows import Change, Comparison
@@ -123,7 +123,7 @@ def find(requirement: Requirement, report: Report) -> Finding:
     found: list[Finding] = [] if phases else [(False, "the report has no selected phase with nodes")]
     for measure in requirement.measures:
         figure = FIGURES.get(measure.field) or partial(_count_nodes, requirement.selectors, measure)
-        found += _decide_in(phases, figure, measure.sign, measure.value, report)
+        found += _decide_in(phases, figure, measure.sign, measure.limit, report)
     return _join(found)
 
 
@@ -145,7 +145,7 @@ FIGURES: Mapping[str, FigureOf] = {"copies": _count_copies, "tokens_per_second":
 """Measure of a phase -> its figure."""
 
 
-def _count_nodes(selectors: Sequence[Selector], measure: Measure, report: Report, phase: Phase) -> Figure:
+def _count_nodes(selectors: Sequence[Condition], measure: Condition, report: Report, phase: Phase) -> Figure:
     """Number of the selected nodes, or their share; with the nodes that violate a minimum or a maximum."""
     base, rows = _select(selectors, phase, report)
     value: float | None = None if _is_absent(selectors, report) else len(rows)
@@ -164,11 +164,11 @@ def _count_nodes(selectors: Sequence[Selector], measure: Measure, report: Report
     return Figure(value, text, others, unknown_reason=reason, before_names=", without ")
 
 
-def _select(selectors: Sequence[Selector], phase: Phase, report: Report) -> tuple[list[PlacedRow], list[PlacedRow]]:
+def _select(selectors: Sequence[Condition], phase: Phase, report: Report) -> tuple[list[PlacedRow], list[PlacedRow]]:
     """The rows of the selected operators and modules, and those of them on the provider and with the reason."""
     files = {name: {row.op_type for row in rows} for name, rows in ran_by(phase).items()}
 
-    def matches(row: PlacedRow, selector: Selector) -> bool:
+    def matches(row: PlacedRow, selector: Condition) -> bool:
         """A row without a value matches neither = nor !=."""
         value: str | None
         if selector.field == "reason":
@@ -192,7 +192,7 @@ def _select(selectors: Sequence[Selector], phase: Phase, report: Report) -> tupl
     return base, [row for row in base if all(matches(row, entry) for entry in places)]
 
 
-def _is_absent(selectors: Sequence[Selector], report: Report) -> bool:
+def _is_absent(selectors: Sequence[Condition], report: Report) -> bool:
     """Whether nodes of a module are selected by place, and no phase has a node of the module."""
     modules = [entry for entry in selectors if entry.field == "module" and entry.equal]
     if not modules or not any(entry.field in ("provider", "reason") for entry in selectors):
@@ -396,11 +396,8 @@ def _describe_changes(changes: list[Change], found: Comparison) -> str:
     """Changes for the worse: `1 node: a/MatMul (prefill and decode: CUDA -> CPU: no_kernel_type)`."""
     same = grouped(changes, lambda change: (change.name, describe(change)))
     texts = [f"{name} ({listing(change.group for change in group)}: {text})" for (name, text), group in same.items()]
-    count = (
-        f"{plural(len({change.name for change in changes}), 'node')}: "
-        if changes[0].section in ("nodes", "reasons")
-        else ""
-    )
+    nodes = f"{plural(len({change.name for change in changes}), 'node')}: "
+    count = nodes if changes[0].section in ("nodes", "reasons") else ""
     new = [change for change in found.of("copies") if changes[0].section == "copy_count" and change.kind == "added"]
     more = f"; new: {name_some(dict.fromkeys(change.name for change in new))}" if new else ""
     return f"{count}{name_some(texts)}{more}"
