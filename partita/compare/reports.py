@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from partita.compare.document import report_headline
-from partita.compare.rows import Comparison, Row, Side, compare_rows, field_rows
+from partita.compare.rows import Comparison, Details, Row, Side, compare_rows, field_rows
 from partita.diagnosis.records import Fallback, SkippedProvider
 from partita.observations.text_format import listing, plural, short_provider
 from partita.partition_reports.copies import is_memcpy, subgraph_copies
@@ -43,7 +43,7 @@ def compare(before: Report, after: Report, *, names: tuple[str, str] = ("A", "B"
     reports, later = (before, after), {phase.name: phase for phase in after.phases}
     phases = [(phase, later[phase.name]) for phase in before.phases if phase.name in later]
     rows = [list(_rows(reports, phases, at)) for at in (0, 1)]
-    details = {
+    details: dict[str, Details] = {
         "nodes": partial(_node_details, active_of(after)),
         "reasons": _reason_details,
         "copies": _copy_details,
