@@ -108,8 +108,6 @@ def test_report_of_default_chain_lists_unavailable_installed_provider(gather, mo
     assert report.chain[0].remedy == "install it" and report.request.chain == ("CPUExecutionProvider",)
     said = "Ran on CPU; CUDA is installed but could not start: library_missing"
     assert said in report.to_markdown()
-    with pytest.raises(partita.CheckFailedError, match="1 provider could not start: CUDAExecutionProvider"):
-        report.check("unavailable=0")
 
 
 # What is given in place of a package is called by its name, and the command that is named takes it as it is

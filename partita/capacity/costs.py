@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from partita import dtypes
-from partita.capacity.arena import Block
 
 if TYPE_CHECKING:
     import onnx
@@ -35,6 +34,15 @@ Sizes = Mapping[str, int]
 """Name of a symbolic dimension -> its size."""
 Shape = tuple[str, tuple[int | str, ...]]
 """Element type and sizes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A tensor of a run: its bytes, and the first and the last node that use it."""
+
+    size: int
+    begin: int
+    end: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pydantic import Field
 
-from partita.check.measures import Figure, decide, find, find_limits, repeated_phase
-from partita.check.requirements import Limits, Requirement
-from partita.compare.document import describe, display_name
-from partita.compare.reports import compare
-from partita.compare.rows import Change, Comparison, count_names
+from partita.check.requirements import Condition, Limits, Requirement
+from partita.compare.document import describe
+from partita.compare.reports import PlacedRow, compare, placed_rows
+from partita.compare.rows import Change, Comparison
 from partita.errors import ReportError
+from partita.observations.names import CPU
 from partita.observations.records import Record
-from partita.observations.text_format import decimals, listing, name_some, plural
+from partita.observations.text_format import decimals, listing, name_some, plural, short_provider
 from partita.options.fields import with_flags
-from partita.partition_reports.cost import rows_of
-from partita.partition_reports.groups import grouped
-from partita.partition_reports.outcome import failure_of, is_known
+from partita.options.reports import CheckOptions
+from partita.partition_reports.copies import subgraph_copies
+from partita.partition_reports.groups import grouped, ran_by
+from partita.partition_reports.outcome import (
+    TOO_FEW,
+    cache_text,
+    failure_of,
+    is_in_place,
+    is_known,
+    main_phase,
+    status_of,
+    too_few_steps,
+)
 from partita.partition_reports.records import Phase, Report
 from partita.partition_reports.render.show import Views, terminal_view
 from partita.partition_reports.sections.model import Document, Section, table
@@ -34,32 +47,275 @@ BASELINE = {
     "cache": "cache",
 }
 """Sections of a comparison in which a change for the worse fails -> their name in the result."""
-SAME_ROWS = 1.1
-"""Maximum ratio of active rows for comparing times per token: rows share the weights that a step reads."""
+SIGNS: dict[str, Callable[[float, float], bool]] = {
+    "=": operator.eq,
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+Finding = tuple[bool, str]
+"""Whether a condition holds, with the value and the nodes that violate it."""
+MOST_NAMES = 6
+"""Maximum listed names, or groups of names, that violate a condition."""
+UNSEEN_COPIES = "some copies in control-flow subgraphs may be unknown"
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
-    """Limits and requirements of a report. None: no requirement."""
+class Figure:
+    """A measured value."""
 
-    limits: Limits = Limits()
-    max_unexplained: int | None = None
-    """Maximum number of nodes without a reason in a phase."""
-    cache_in_place: bool = False
-    min_tokens_per_second: float | None = None
-    """Minimum speed of decode, or of the only phase."""
-    requirements: tuple[Requirement, ...] = ()
-    max_slowdown: float | None = None
-    """Maximum increase of the baseline's time per token: 0.1 allows 10 % more."""
+    value: float | None
+    """None: unknown."""
+    text: str
+    names: tuple[str, ...] = ()
+    """Names of the counted nodes or copies."""
+    upper_bound: float | None = None
+    """Upper bound of a partly unknown value; None: `value`."""
+    unknown_reason: str = ""
+    """Why it is unknown or partly unknown."""
+    before_names: str = ": "
 
-    def by_name(self) -> Mapping[str, float]:
-        """Name of an option -> its limit, without options that compare with a baseline."""
-        others = {
-            "max_unexplained": self.max_unexplained,
-            "cache_in_place": 1 if self.cache_in_place else None,
-            "min_tokens_per_second": self.min_tokens_per_second,
-        }
-        return {**self.limits.as_dict(), **{name: value for name, value in others.items() if value is not None}}
+
+FigureOf = Callable[[Report, Phase], Figure]
+
+
+def decide(found: Figure, sign: str, limit: float, where: str = "") -> Finding:
+    """Whether a figure meets a limit for every possible value. `where`: its phases, after the text."""
+    holds = SIGNS[sign]
+    if found.value is not None and not holds(found.value, limit):
+        names = f"{found.before_names}{name_some(found.names, MOST_NAMES)}" if found.names else ""
+        return False, f"{found.text}{where}{names}"
+    if found.value is None or (found.upper_bound is not None and not holds(found.upper_bound, limit)):
+        return False, f"cannot be confirmed{where}: {found.unknown_reason}"
+    return True, f"{found.text}{where}"
+
+
+def _decide_in(phases: Sequence[Phase], figure: FigureOf, sign: str, limit: float, report: Report) -> list[Finding]:
+    """A finding for each value; phases with the same value share it."""
+    same = grouped(phases, partial(figure, report))
+    return [
+        decide(found, sign, limit, f" in {listing(phase.name for phase in where)}") for found, where in same.items()
+    ]
+
+
+def _join(findings: Sequence[Finding]) -> Finding:
+    """One finding: the failed ones, or all."""
+    failed = [text for is_met, text in findings if not is_met]
+    return not failed, "; ".join(failed or [text for _, text in findings])
+
+
+# Requirements
+
+
+def find(requirement: Requirement, report: Report) -> Finding:
+    """Whether every measure holds in every selected phase."""
+    if failure_of(report) is not None:
+        return False, "cannot be confirmed: the run failed"
+    phases = [
+        phase
+        for phase in report.phases
+        if is_known(phase)
+        and all((phase.name == each.value) == each.equal for each in requirement.selectors if each.field == "phase")
+    ]
+    found: list[Finding] = [] if phases else [(False, "the report has no selected phase with nodes")]
+    for measure in requirement.measures:
+        figure = FIGURES.get(measure.field) or partial(_count_nodes, requirement.selectors, measure)
+        found += _decide_in(phases, figure, measure.sign, measure.limit, report)
+    return _join(found)
+
+
+def _count_copies(_: Report, phase: Phase) -> Figure:
+    """Every copy of one run."""
+    inside = subgraph_copies(phase)
+    count = None if inside is None else len(phase.copies) + inside
+    return Figure(count, f"copies {count}", unknown_reason=UNSEEN_COPIES)
+
+
+def _speed(report: Report, phase: Phase) -> Figure:
+    """Tokens per second."""
+    reason = "a dry run has no times" if report.dry_run is not None else "the report has no times"
+    speed, few = phase.tokens_per_second, f" ({plural(phase.steps, 'step')}: {TOO_FEW})" if too_few_steps(phase) else ""
+    return Figure(speed, "" if speed is None else f"{decimals(speed)} tokens/s{few}", unknown_reason=reason)
+
+
+FIGURES: Mapping[str, FigureOf] = {"copies": _count_copies, "tokens_per_second": _speed}
+"""Measure of a phase -> its figure."""
+
+
+def _count_nodes(selectors: Sequence[Condition], measure: Condition, report: Report, phase: Phase) -> Figure:
+    """Number of the selected nodes, or their share; with the nodes that violate a minimum or a maximum."""
+    base, rows = _select(selectors, phase, report)
+    value: float | None = None if _is_absent(selectors, report) else len(rows)
+    reason, text = "no phase has a node of this module", f"nodes {len(rows):,}"
+    if measure.field == "share":
+        part, whole = (sum(not row.is_added for row in each) for each in (rows, base))
+        value = part / whole if whole else None if phase.folded_nodes is None else 1.0  # nothing left to place
+        # Four digits, to distinguish it from its limit.
+        reason, text = "no node of the file is selected", f"share {value or 0:.4g}"
+    omitted = phase.subgraphs.nodes - len(phase.subgraphs.function_nodes) if phase.subgraphs else 0
+    text += f" ({plural(omitted, 'node')} in control-flow subgraphs not counted)" if omitted else ""
+    if measure.sign not in (">", ">="):
+        return Figure(value, text, tuple(map(_describe_node, rows)), unknown_reason=reason)
+    selected = set(map(id, rows))
+    others = tuple(_describe_node(row) for row in base if id(row) not in selected)
+    return Figure(value, text, others, unknown_reason=reason, before_names=", without ")
+
+
+def _select(selectors: Sequence[Condition], phase: Phase, report: Report) -> tuple[list[PlacedRow], list[PlacedRow]]:
+    """The rows of the selected operators and modules, and those of them on the provider and with the reason."""
+    files = {name: {row.op_type for row in rows} for name, rows in ran_by(phase).items()}
+
+    def matches(row: PlacedRow, selector: Condition) -> bool:
+        """A row without a value matches neither = nor !=."""
+        value: str | None
+        if selector.field == "reason":
+            return any(reason.reason == selector.value for reason in row.skipped.values()) == selector.equal
+        if selector.field == "op":
+            own = {node.op_type for node in row.executed if node.op_type not in files.get(node.name, ())}
+            if selector.value in own:  # the operator of a fused node
+                return selector.equal
+            value = row.node.op_type
+        elif selector.field == "module":
+            value = row.node.module
+            return value is not None and (f".{selector.value}." in f".{value}.") == selector.equal
+        else:
+            value = row.node.provider
+        return value is not None and (value == selector.value) == selector.equal
+
+    kinds = [entry for entry in selectors if entry.field in ("op", "module")]
+    places = [entry for entry in selectors if entry.field in ("provider", "reason")]
+    rows = placed_rows(report, phase, memcpy=True)
+    base = [row for row in rows if all(matches(row, entry) for entry in kinds)]
+    return base, [row for row in base if all(matches(row, entry) for entry in places)]
+
+
+def _is_absent(selectors: Sequence[Condition], report: Report) -> bool:
+    """Whether nodes of a module are selected by place, and no phase has a node of the module."""
+    modules = [entry for entry in selectors if entry.field == "module" and entry.equal]
+    if not modules or not any(entry.field in ("provider", "reason") for entry in selectors):
+        return False
+    return not any(_select(modules, phase, report)[0] for phase in report.phases)
+
+
+def _describe_node(row: PlacedRow) -> str:
+    """The node with its operator, provider and reasons."""
+    where = short_provider(row.node.provider) if row.node.provider else "an unknown provider"
+    reasons = dict.fromkeys(reason.reason for reason in row.skipped.values())
+    own = [node.name for node in row.executed if node.provider == row.node.provider]
+    inside = f" in {listing(own)}" if own and row.part_of else ""
+    reason = f": {', '.join(reasons)}" if reasons else ""
+    return f"{row.node.name} ({row.node.op_type or 'unknown'}{inside} on {where}{reason})"
+
+
+# Limits
+
+
+def find_limits(report: Report, limits: Mapping[str, float]) -> dict[str, Finding]:
+    """Option with its value -> whether it holds. `limits`: name of the option -> value."""
+    found, main = {}, main_phase(report)
+    for name, value in limits.items():
+        figure, sign, in_main = LIMITS[name]
+        phases = [phase for phase in report.phases if is_known(phase) and (phase is main or not in_main)]
+        if failure_of(report) is not None:
+            finding = (False, "cannot be confirmed: the run failed")
+        elif name == "cache_in_place":
+            finding = decide(_find_cache(report), sign, value)
+        else:
+            finding = _join(_decide_in(phases, figure, sign, value, report))
+        found[with_flags(f"`{name}={value}`")] = finding
+    return found
+
+
+def exceeded_limits(report: Report, limits: Limits) -> tuple[str, ...]:
+    """One sentence for each exceeded limit, with values and nodes."""
+    if not any(phase.nodes for phase in report.phases):
+        return ()
+    found = find_limits(report, limits.as_dict())
+    return tuple(f"{option}: {text}" for option, (is_met, text) in found.items() if not is_met)
+
+
+def _cpu_nodes(_: Report, phase: Phase) -> Figure:
+    """Nodes on the CPU provider, with control-flow subgraphs. Nodes without a known provider may be on it."""
+    bodies = phase.subgraphs
+    found = [(node.name, node.op_type) for node in phase.nodes if node.provider == CPU]
+    found += [(node.name, node.op_type) for node in (bodies.on_cpu if bodies is not None else ())]
+    unknown = [node.name for node in phase.nodes if node.provider is None]
+    is_listed = bodies is None or bodies.is_known
+    reason = f"no source names a provider for {name_some(unknown)}"
+    return Figure(
+        len(found),
+        f"{plural(len(found), 'node')} on {CPU}",
+        tuple(f"{name} ({op_type})" if op_type else name for name, op_type in found),
+        upper_bound=len(found) + len(unknown) if is_listed else math.inf,
+        unknown_reason=reason if is_listed else "nodes in control-flow subgraphs are not listed",
+    )
+
+
+def _memcpy_nodes(_: Report, phase: Phase) -> Figure:
+    """Memcpy nodes, including control-flow subgraphs."""
+    names = [copy.name for copy in phase.copies if copy.kind == "memcpy_node"]
+    inside = (phase.subgraphs.copies or 0) if phase.subgraphs else 0
+    count = len(names) + inside
+    names += [f"{inside} in control-flow subgraphs"] if inside else []
+    most = math.inf if subgraph_copies(phase) is None else None
+    return Figure(count, plural(count, "Memcpy node"), tuple(names), most, UNSEEN_COPIES)
+
+
+def _copied_bytes(_: Report, phase: Phase) -> Figure:
+    """Bytes copied per run; unbounded with a copy of unknown size."""
+    total = sum(copy.bytes_per_run or 0 for copy in phase.copies)
+    unknown = [copy.name for copy in phase.copies if copy.bytes_per_run is None]
+    unknown += ["copies in control-flow subgraphs"] if subgraph_copies(phase) != 0 else []
+    more = f" and {plural(len(unknown), 'copy')} of unknown size" if unknown else ""
+    return Figure(
+        total,
+        f"{total:,} bytes per run in {plural(len(phase.copies), 'copy')}{more}",
+        upper_bound=math.inf if unknown else None,
+        unknown_reason=f"the size of {plural(len(unknown), 'copy')} is unknown: {name_some(unknown)}",
+    )
+
+
+def _slow_nodes(report: Report, phase: Phase) -> Figure:
+    """Nodes on slow kernel paths; nodes with an unknown kernel may be on one."""
+    entries = [entry for entry in report.kernel_paths if entry.phase == phase.name]
+    slow = tuple(f"{entry.node} ({entry.op_type}: {entry.path})" for entry in entries if entry.is_slow)
+    unknown = [entry.node for entry in entries if entry.evidence_kind == "none"]
+    text, most = f"{plural(len(slow), 'node')} on a slow kernel path", len(slow) + len(unknown)
+    return Figure(len(slow), text, slow, most, f"the kernel is unknown for {name_some(unknown)}")
+
+
+def _unexplained(report: Report, phase: Phase) -> Figure:
+    """Fallbacks without a reason."""
+    found = [entry for entry in report.fallbacks if entry.phase == phase.name and "unexplained" in entry.codes]
+    nodes = tuple(f"{entry.node} ({entry.op_type or 'unknown'})" for entry in found)
+    return Figure(len(nodes), plural(len(nodes), "unexplained fallback"), nodes)
+
+
+def _find_cache(report: Report, _: Phase | None = None) -> Figure:
+    """1 if every state stayed in one buffer, 0 if one did not; unknown if not observed."""
+    cache, held = report.cache, is_in_place(report.cache)
+    if cache is None or status_of(cache) == "no_cache":
+        return Figure(None, "", unknown_reason="the report has no cache")
+    moved, text = tuple(entry.name for entry in cache.entries if not entry.in_place), f"cache {cache_text(cache)}"
+    return Figure(None if held is None else float(held), text, moved, unknown_reason=text)
+
+
+LIMITS: Mapping[str, tuple[FigureOf, str, bool]] = {
+    "max_cpu_nodes": (_cpu_nodes, "<=", False),
+    "max_copies": (_memcpy_nodes, "<=", True),
+    "max_copy_bytes_per_token": (_copied_bytes, "<=", True),
+    "max_slow_nodes": (_slow_nodes, "<=", False),
+    "max_unexplained": (_unexplained, "<=", False),
+    "cache_in_place": (_find_cache, "=", True),
+    "min_tokens_per_second": (_speed, ">=", True),
+}
+"""Option -> its figure, how it is compared, and whether it is of decode or the only phase, not of every phase."""
+
+
+# Results
 
 
 class Outcome(Record):
@@ -82,35 +338,28 @@ class GateResult(Record):
     outcomes: tuple[Outcome, ...]
 
 
-def check(report: Report, gate: Gate, name: str, baseline: tuple[str, Report] | None = None) -> GateResult:
-    """Check a report. `name` and the first of `baseline`: names of the two reports.
+def check(
+    report: Report,
+    options: CheckOptions,
+    name: str,
+    baseline: tuple[str, Report] | None = None,
+    requirements: Sequence[Requirement] = (),
+) -> GateResult:
+    """Check a report. `name` and the first of `baseline`: names of the two reports. `requirements`: of the options.
 
     Raises ReportError for a baseline of another model.
     """
     outcomes = [*_validity(report, "the report")]
     outcomes += [] if baseline is None else _validity(baseline[1], "the baseline")
     if any(map(is_known, report.phases)):
-        limits = find_limits(report, gate.by_name())
-        outcomes += [Outcome(check=option, met=met, detail=detail) for option, (met, detail) in limits.items()]
-        for requirement in gate.requirements:
-            found = find(requirement, report)
-            bad = [text for is_met, text in found if not is_met]
-            detail = "; ".join(bad or [text for _, text in found])
-            outcomes.append(Outcome(check=f"{with_flags('`require`')} {requirement.text}", met=not bad, detail=detail))
-        outcomes += [] if baseline is None else _compare(report, gate, name, *baseline)
-    return GateResult(
-        report=name,
-        baseline=baseline[0] if baseline else None,
-        passed=all(outcome.met for outcome in outcomes),
-        outcomes=tuple(outcomes),
-    )
-
-
-def check_figure(figure: Figure, option: str, most: float, name: str) -> GateResult:
-    """Check one figure of another record than a report. `option`: of its maximum; `name`: of the file."""
-    met, detail = decide(figure, "<=", most)
-    outcome = Outcome(check=with_flags(f"`{option}={most}`"), met=met, detail=detail)
-    return GateResult(report=name, baseline=None, passed=met, outcomes=(outcome,))
+        given = {each: getattr(options, each) for each in LIMITS}
+        limits = {each: value for each, value in given.items() if value is not None and value is not False}
+        findings = find_limits(report, limits)
+        findings |= {f"{with_flags('`require`')} {each.text}": find(each, report) for each in requirements}
+        outcomes += [Outcome(check=text, met=met, detail=detail) for text, (met, detail) in findings.items()]
+        outcomes += [] if baseline is None else _compare(report, name, *baseline)
+    met = all(outcome.met for outcome in outcomes)
+    return GateResult(report=name, baseline=baseline[0] if baseline else None, passed=met, outcomes=tuple(outcomes))
 
 
 def _validity(report: Report, name: str) -> Iterator[Outcome]:
@@ -128,7 +377,7 @@ def _validity(report: Report, name: str) -> Iterator[Outcome]:
 # Baseline
 
 
-def _compare(report: Report, gate: Gate, name: str, other: str, baseline: Report) -> Iterator[Outcome]:
+def _compare(report: Report, name: str, other: str, baseline: Report) -> Iterator[Outcome]:
     """The outcome of each section that is compared with a baseline. Raises ReportError for another model."""
     found = compare(baseline, report, names=(other, name))
     if found.unrelated_reason:
@@ -136,55 +385,22 @@ def _compare(report: Report, gate: Gate, name: str, other: str, baseline: Report
             f"{other} cannot be a baseline for {name}: {found.unrelated_reason}; give a report of the same model"
         )
     failed = failure_of(report) is not None
-    if gate.max_slowdown is not None:
-        option = with_flags(f"`max_slowdown={gate.max_slowdown}`")
-        slowdown, text = (None, "the run failed") if failed else _slowdown(report, baseline)
-        detail = text if slowdown is not None else f"cannot be confirmed: {text}"
-        yield Outcome(check=option, met=slowdown is not None and slowdown <= gate.max_slowdown, detail=detail)
     for section, label in BASELINE.items():
         worse = [change for change in found.of(section) if change.effect == "worse"]
-        detail = _describe(worse, found) if worse else "not worse than the baseline"
+        detail = _describe_changes(worse, found) if worse else "not worse than the baseline"
         detail = "cannot be confirmed: the run failed" if failed else detail
         yield Outcome(check=f"{with_flags('`baseline`')}: {label}", met=not (worse or failed), detail=detail)
 
 
-def _describe(changes: list[Change], found: Comparison) -> str:
+def _describe_changes(changes: list[Change], found: Comparison) -> str:
     """Changes for the worse: `1 node: a/MatMul (prefill and decode: CUDA -> CPU: no_kernel_type)`."""
-    same = grouped(changes, lambda change: (display_name(change), describe(change)))
+    same = grouped(changes, lambda change: (change.name, describe(change)))
     texts = [f"{name} ({listing(change.group for change in group)}: {text})" for (name, text), group in same.items()]
-    count = f"{plural(count_names(changes), 'node')}: " if changes[0].section in ("nodes", "reasons") else ""
+    nodes = f"{plural(len({change.name for change in changes}), 'node')}: "
+    count = nodes if changes[0].section in ("nodes", "reasons") else ""
     new = [change for change in found.of("copies") if changes[0].section == "copy_count" and change.kind == "added"]
     more = f"; new: {name_some(dict.fromkeys(change.name for change in new))}" if new else ""
     return f"{count}{name_some(texts)}{more}"
-
-
-def _slowdown(report: Report, baseline: Report) -> tuple[float | None, str]:
-    """Relative increase of the time per token (0.1 is 10 % more) with its text, or None with why it is unknown."""
-    was, now = repeated_phase(baseline.phases), repeated_phase(report.phases)
-    if baseline.environment.cpu != report.environment.cpu:
-        return None, "the runs were on different processors"
-    if was.name != now.name:
-        return None, f"{now.name} here, {was.name} in the baseline"
-    if None not in (was.profiled, now.profiled) and was.profiled is not now.profiled:
-        which = "here" if now.profiled else "in the baseline"
-        return None, f"every step of {now.name} was profiled {which}, which slows it down; generate more tokens there"
-    before, after = _active_rows(baseline, was), _active_rows(report, now)
-    if before is not None and after is not None and max(before, after) > SAME_ROWS * min(before, after):
-        return None, f"{decimals(after)} active rows per step here, {decimals(before)} in the baseline"
-    if not was.tokens_per_second or not now.tokens_per_second:
-        return None, "one of the reports has no speed"
-    ratio = was.tokens_per_second / now.tokens_per_second
-    speeds = f"{decimals(now.tokens_per_second)} tokens/s, {decimals(was.tokens_per_second)} in the baseline"
-    return round(ratio - 1, 12), f"{speeds}: {decimals(ratio)} times the time per token"
-
-
-def _active_rows(report: Report, phase: Phase) -> float | None:
-    """Mean number of active rows in timed decode steps, without accepted draft tokens; None without timed steps."""
-    if phase.name != "decode":
-        return None
-    drafts = report.speculation
-    tokens, steps = (phase.tokens, phase.steps) if drafts is None else (rows_of(drafts), drafts.steps)
-    return tokens / steps if tokens and steps else None
 
 
 # Document

@@ -25,8 +25,8 @@ NODE_MEASURES = ("nodes", "share")
 """Fields that measure the selected nodes."""
 PHASE_MEASURES = ("copies", "tokens_per_second")
 """Fields that measure a whole phase; the only selector for them is `phase`."""
-MEASURES = (*NODE_MEASURES, *PHASE_MEASURES, "unavailable")
-"""Fields that are compared with a number; `unavailable` measures the whole report and allows no selector."""
+MEASURES = (*NODE_MEASURES, *PHASE_MEASURES)
+"""Fields that are compared with a number."""
 FIELDS = (*SELECTORS, *MEASURES)
 PHASES = ("prefill", "decode", "run")
 CONDITION = re.compile(r"\s*(\w+)\s*(<=|>=|!=|==|=|<|>)\s*(.*?)\s*")
@@ -42,21 +42,18 @@ class Vocabulary:
 
 
 @dataclass(frozen=True, slots=True)
-class Selector:
-    """A condition that selects nodes or phases."""
-
-    field: str
-    equal: bool
-    value: str
-
-
-@dataclass(frozen=True, slots=True)
-class Measure:
-    """A condition on a number."""
+class Condition:
+    """A selector of nodes or phases, or a measure with its limit."""
 
     field: str
     sign: str
-    value: float
+    value: str = ""
+    limit: float = 0.0
+
+    @property
+    def equal(self) -> bool:
+        """Whether a selector selects what has the value."""
+        return self.sign != "!="
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +61,8 @@ class Requirement:
     """Conditions that must all hold."""
 
     text: str
-    selectors: tuple[Selector, ...]
-    measures: tuple[Measure, ...]
+    selectors: tuple[Condition, ...]
+    measures: tuple[Condition, ...]
 
 
 @dataclass(frozen=True)
@@ -97,8 +94,8 @@ def check_limits(limits: Limits, chain: Sequence[str]) -> None:
 
 def parse_requirement(text: str, words: Vocabulary) -> Requirement:
     """Parse comma-separated `FIELD OP VALUE` conditions. Raises UsageError with the valid fields or values."""
-    selectors: list[Selector] = []
-    measures: list[Measure] = []
+    selectors: list[Condition] = []
+    measures: list[Condition] = []
     for part in text.split(","):
         found = CONDITION.fullmatch(part)
         if found is None:
@@ -107,14 +104,14 @@ def parse_requirement(text: str, words: Vocabulary) -> Requirement:
         if field in SELECTORS:
             selectors.append(_parse_selector(text, field, sign, value, words))
         elif field in MEASURES:
-            measures.append(Measure(field, sign, _parse_number(text, field, value)))
+            measures.append(Condition(field, sign, limit=_parse_number(text, field, value)))
         else:
             raise UsageError(f"`require={text}`: {_unknown(field, FIELDS, 'field')}")
     _check_combination(text, selectors, measures)
     return Requirement(text, tuple(selectors), tuple(measures))
 
 
-def _parse_selector(text: str, field: str, sign: str, value: str, words: Vocabulary) -> Selector:
+def _parse_selector(text: str, field: str, sign: str, value: str, words: Vocabulary) -> Condition:
     """A selector. Raises UsageError for an invalid one."""
     if sign not in ("=", "==", "!="):
         raise UsageError(f"`require={text}`: {field} takes = or !=, not {sign}")
@@ -123,7 +120,7 @@ def _parse_selector(text: str, field: str, sign: str, value: str, words: Vocabul
     for name, known in (("phase", PHASES), ("reason", words.reasons)):
         if field == name and value not in known:
             raise UsageError(f"`require={text}`: {_unknown(value, known, name)}")
-    return Selector(field, sign != "!=", words.provider(value) if field == "provider" else value)
+    return Condition(field, sign, words.provider(value) if field == "provider" else value)
 
 
 def _parse_number(text: str, field: str, value: str) -> float:
@@ -140,18 +137,16 @@ def _parse_number(text: str, field: str, value: str) -> float:
     return number
 
 
-def _check_combination(text: str, selectors: Sequence[Selector], measures: Sequence[Measure]) -> None:
+def _check_combination(text: str, selectors: Sequence[Condition], measures: Sequence[Condition]) -> None:
     """Raise UsageError for conditions that cannot be combined, or without a measure."""
     if not measures:
         raise UsageError(f"`require={text}`: it has no measure; add {listing(MEASURES)}, for example share>=0.95")
     fields = [entry.field for entry in selectors]
+    extra = [field for field in fields if field != "phase"]
     for measure in measures:
-        allowed = FIELDS if measure.field in NODE_MEASURES else ("phase",) if measure.field in PHASE_MEASURES else ()
-        extra = [field for field in fields if field not in allowed]
-        if extra:
-            whole = "phase" if measure.field in PHASE_MEASURES else "report"
+        if measure.field in PHASE_MEASURES and extra:
             raise UsageError(
-                f"`require={text}`: {measure.field} measures a whole {whole}; use it without {listing(extra)}"
+                f"`require={text}`: {measure.field} measures a whole phase; use it without {listing(extra)}"
             )
         if measure.field == "share" and not {"provider", "reason"} & set(fields):
             raise UsageError(f"`require={text}`: share needs provider or reason, for example provider=cuda,share>=0.95")

@@ -12,7 +12,6 @@ from partita.options.placement import SupportCommand
 from partita.options.reports import (
     REPORT_VIEWS,
     CheckCommand,
-    CheckOptions,
     DiffCommand,
     ExplainCommand,
     HtmlCommand,
@@ -23,8 +22,6 @@ from partita.partition_reports import storage
 from partita.partition_reports.render.show import load_view
 
 if TYPE_CHECKING:
-    from partita.check.gate import GateResult
-    from partita.drift.records import Drift
     from partita.observations.records import Record
 
 VIEWS = {"Report": REPORT_VIEWS, "Bench": "partita.bench.sections", "SupportTable": SupportCommand.VIEWS}
@@ -119,46 +116,14 @@ def _refuse_stdin_twice(first: Path, second: Path | None) -> None:
 def check(options: CheckCommand) -> None:
     """Check a report against its requirements. Raises ReportCheckError after showing failures."""
     from partita.check import gate
-    from partita.drift.records import SCHEMA as DRIFT
-    from partita.drift.records import Drift
-    from partita.partition_reports.records import SCHEMA, Report
+    from partita.library.report import check_report
 
     file, baseline = Path(options.file), path_of(options.baseline)
     _refuse_stdin_twice(file, baseline)
     showing = prepare(options)
-    kinds: dict[str, type[Record]] = {SCHEMA: Report, DRIFT: Drift}
-    record: Any = storage.read_one_of(file, kinds)
-    if isinstance(record, Drift):
-        result = _check_drift(options, record)
-    elif options.max_drift is not None:
-        raise UsageError(f"`max_drift` is for results of `partita drift --json`; {file} is a report")
-    else:
-        from partita.library.report import check_report
-
-        compared = None if baseline is None else (str(baseline), storage.read(baseline))
-        result = check_report(record, options, str(file), compared)
+    report = storage.read(file)
+    compared = None if baseline is None else (str(baseline), storage.read(baseline))
+    result = check_report(report, options, str(file), compared)
     showing.show(result)
     if not result.passed:
         raise ReportCheckError(gate.headline(result))
-
-
-def _check_drift(options: CheckCommand, found: Drift) -> GateResult:
-    """Check the result of a comparison. Raises UsageError without a limit, or with limits of reports."""
-    from dataclasses import fields
-
-    from partita.check import gate
-    from partita.check.measures import Figure
-    from partita.drift.document import error_text
-
-    given = [entry.name for entry in fields(CheckOptions) if getattr(options, entry.name) not in (None, False, ())]
-    given += ["baseline"] if options.baseline is not None else []
-    if given:
-        raise UsageError(f"`{given[0]}` is for reports; {options.file} is a result of drift: give `max_drift`")
-    if options.max_drift is None:
-        raise UsageError("nothing to check: give `max_drift`")
-    worst, reason = found.worst, found.unused_because
-    nothing = f": no node ran on {found.provider.partition(',')[0]} ({reason})"
-    error = None if reason is not None else worst.compared_error
-    text = f"error {error_text(worst.compared_error)} in {worst.name}"
-    figure = Figure(error, text, unknown_reason=nothing)
-    return gate.check_figure(figure, "max_drift", options.max_drift, str(options.file))

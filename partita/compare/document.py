@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-from partita.compare.rows import Change, Comparison, Value, count_names
+from partita.compare.rows import Change, Comparison, Value
 from partita.observations.text_format import (
     NOT_KNOWN,
     decimals,
@@ -28,16 +27,6 @@ GROUPS = 20
 """Maximum number of groups in a section."""
 ROWS = 40
 """Maximum number of rows in a table."""
-FIGURES = {
-    "added": "nodes added by ONNX Runtime",
-    "copies_of_unknown_size": "copies of unknown size",
-    "copy_bytes_per_run": "bytes copied per run",
-    "copy_bytes_per_token": "bytes copied per token",
-    "host_wait_us_per_token": "ms waited per token",
-    "tokens_per_second": "tokens/s",
-    "step_p50_ms": "p50 ms per step",
-}
-"""Name of a figure -> its text, where they differ."""
 KINDS = {"report": "two reports", "package": "two packages", "support_table": "two support tables"}
 
 
@@ -48,29 +37,25 @@ class Part:
     title: str
     sections: tuple[str, ...]
     """Sections of the comparison."""
-    form: Literal["table", "groups"]
-    noun: str = "node"
+    noun: str = ""
+    """What is grouped by its change; empty: a table."""
     kind: str = ""
     """Only changes of this kind; empty: all."""
     folded: bool = False
 
 
+AROUND = ("preferred_provider", "phases", "outcome", "context", "cache")
 PARTS = {
-    "around": Part(
-        "Environment and request",
-        ("preferred_provider", "phases", "outcome", "context", "cache"),
-        "table",
-        folded=True,
-    ),
-    "moved": Part("Moved", ("nodes",), "groups", kind="changed"),
-    "added": Part("Added", ("nodes",), "groups", kind="added"),
-    "removed": Part("Removed", ("nodes",), "groups", kind="removed"),
-    "reasons": Part("Reasons", ("reasons",), "groups"),
-    "copies": Part("Copies", ("copies",), "groups", "copy"),
-    "cost": Part("Cost", ("copy_count", "copy_bytes", "figures", "times"), "table"),
-    "versions": Part("Versions and devices", ("versions",), "table", folded=True),
-    "operators": Part("Operators", ("variants",), "groups", "variant"),
-    "coverage": Part("In one table only", ("coverage",), "groups", "operator version"),
+    "around": Part("Environment and request", AROUND, folded=True),
+    "moved": Part("Moved", ("nodes",), "node", "changed"),
+    "added": Part("Added", ("nodes",), "node", "added"),
+    "removed": Part("Removed", ("nodes",), "node", "removed"),
+    "reasons": Part("Reasons", ("reasons",), "node"),
+    "copies": Part("Copies", ("copies",), "copy"),
+    "cost": Part("Cost", ("copy_count", "copy_bytes", "figures", "times")),
+    "versions": Part("Versions and devices", ("versions",), folded=True),
+    "operators": Part("Operators", ("variants",), "variant"),
+    "coverage": Part("In one table only", ("coverage",), "operator version"),
 }
 """Key -> section of the document; other sections of a comparison are tables under their own names."""
 
@@ -79,15 +64,15 @@ def document(found: Comparison) -> Document:
     """Every section that is not empty."""
     shown = {name for part in PARTS.values() for name in part.sections}
     others = dict.fromkeys(change.section for change in found.changes if change.section not in shown)
-    parts = PARTS | {name.replace(" ", "-"): Part(name.capitalize(), (name,), "table") for name in others}
+    parts = PARTS | {name.replace(" ", "-"): Part(name.capitalize(), (name,)) for name in others}
     sections = [_sides(found)]
     for key, part in parts.items():
         changes = [each for each in found.of(*part.sections) if part.kind in ("", each.kind)]
         changes = [each for each in changes if not _is_explained(each, found)]
         notes = [Line(text, "note") for text in found.notes] if key == "cost" else []
         if changes or notes:
-            blocks = list(_table(part, changes) if part.form == "table" else _groups(part, changes))
-            count = plural(count_names(changes), part.noun) if part.kind else ""
+            blocks = list(_groups(part, changes) if part.noun else _table(part, changes))
+            count = plural(len({change.name for change in changes}), part.noun) if part.kind else ""
             sections.append(Section(key, part.title, (*blocks, *notes), count, part.folded))
     return Document(
         kind=f"Difference of {KINDS[found.kind]}",
@@ -122,9 +107,7 @@ def _table(part: Part, changes: Sequence[Change]) -> Iterator[Block]:
     order = list(dict.fromkeys(change.group for change in changes))
     rows: dict[tuple[str, str, str, str], list[str]] = {}
     for change in sorted(changes, key=lambda change: order.index(change.group)):
-        rows.setdefault((change.group.replace("_", " "), *_texts(change), _ratio(change)), []).append(
-            display_name(change)
-        )
+        rows.setdefault((change.group.replace("_", " "), *_texts(change), _ratio(change)), []).append(change.name)
     if not rows:
         yield Line("No differences.")
         return
@@ -183,9 +166,8 @@ def describe(change: Change) -> str:
     details = change.details
     about = [f": {details['reason']}"] if "reason" in details else []
     about += [f", {details[name].replace('_', ' ')}" for name in ("border", "direction") if name in details]
-    if change.section == "reasons":
-        about += [f", on {named_provider(details['provider'])}"] if change.after is not None else []
-        text = f"why not {named_provider(details['skipped'])}: {text}" if "skipped" in details else text
+    if change.section == "reasons" and change.after is not None:
+        about.append(f", on {named_provider(details['provider'])}")
     return "".join([text, *about])
 
 
@@ -202,10 +184,8 @@ def _text(change: Change, value: Value) -> str:
         return NOT_KNOWN
     if isinstance(value, str):
         return value
-    if change.section == "copies" or change.name.startswith("copy_bytes"):
+    if change.section == "copies" or change.name.startswith("bytes copied"):
         return human_bytes(round(value))
-    if change.name == "host_wait_us_per_token":
-        return decimals(value, 1e-3)
     return decimals(value) if change.section == "times" else f"{value:,.0f}"
 
 
@@ -219,25 +199,19 @@ def _ratio(change: Change) -> str:
     return f"{decimals(now / was)}{' ~' if change.details.get('spread') == 'within' else ''}"
 
 
-def display_name(change: Change) -> str:
-    """Text of a figure or property; other names are unchanged."""
-    is_own = change.section in (*PARTS["around"].sections, *PARTS["cost"].sections, *PARTS["versions"].sections)
-    return FIGURES.get(change.name, change.name.replace("_", " ")) if is_own else change.name
-
-
 # Headlines
 
 NAMED = {
     ("environment", "onnxruntime"),
-    ("environment", "onnxruntime_package"),
+    ("environment", "onnxruntime package"),
     ("package", "precision"),
     ("package", "attention"),
-    ("package", "manifest_sha256"),
+    ("package", "manifest sha256"),
     ("model", "sha256"),
     ("request", "chain"),
     ("request", "phases"),
-    ("dry_run", "device"),
-    ("checks", "checks_failed"),
+    ("dry run", "device"),
+    ("checks", "checks failed"),
 }
 """Subject and name of changes that the headline of two reports names; other changes are counted."""
 
@@ -254,12 +228,12 @@ def report_headline(found: Comparison, nodes: Mapping[str, int]) -> str:
         parts.append(f"no difference in placement, reasons and copies ({where})")
     else:
         parts.append(", ".join(_placement(found)))
-    around = found.of(*PARTS["around"].sections)
+    around = found.of(*AROUND)
     named = [each for each in around if (each.group, each.name) in NAMED or each.effect != "neutral"]
     for change in named:
         subject = f"{change.group} " if change.group in ("package", "model") else ""
         before, after = ("none" if value is None else value for value in (change.before, change.after))
-        parts.append(f"{subject}{display_name(change)} {before} -> {after}")
+        parts.append(f"{subject}{change.name} {before} -> {after}")
     left = len(around) - len(named)
     if left:
         parts.append(f"{plural(left, 'other change' if named else 'change')} of environment or request")

@@ -1,14 +1,14 @@
 """Comparison of two records as rows: section, group, name and value. Pure.
 
-A record is read as rows. Rows with equal keys are paired. A rule per section decides which pairs are changes, and which
-changes are worse. Reports, packages, support tables, and a report and its baseline are compared this way.
+A record is read as rows. Rows with equal keys are paired; a pair with two values is a change, and ranks decide whether
+it is for the worse. Reports, packages, support tables, and a report and its baseline are compared this way.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal
 
 from pydantic import Field
@@ -80,38 +80,63 @@ class Row:
     value: Value
     keys: tuple[Hashable, ...] = ()
     """Keys of the same row in the other record, the most precise first. Default: the name."""
+    rank: float | None = None
+    """A change to a higher rank is for the worse. None: no change is."""
+    missing_rank: float | None = None
+    """Rank of a record without the row. None: an added or removed row is neither worse nor better."""
     source: Any = None
-    """The record that the row was made from, for rules."""
+    """The record that the row was made from, for details."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
-    """Comparison of the rows of a section. A missing row is None."""
-
-    is_same: Callable[[Row, Row], bool] = lambda was, now: was.value == now.value
-    is_worse: Callable[[Row | None, Row | None], bool] = lambda was, now: False
-    """Whether the second row is worse than the first."""
-    details: Callable[[Row | None, Row | None], Mapping[str, str | None]] = lambda was, now: {}
+Details = Callable[[Row | None, Row | None], Mapping[str, str | None]]
+"""Further facts of a change from the first to the second row; a missing row is None."""
 
 
-DEFAULT = Rule()
+def field_rows(section: str, group: str, values: Mapping[str, object], prefix: str = "") -> Iterator[Row]:
+    """A row for each value that is known; a mapping has one for each key."""
+    for name, value in values.items():
+        for key, each in value.items() if isinstance(value, dict) else [("", value)]:
+            text = (
+                f"{each:,}"
+                if type(each) is int
+                else ", ".join(map(str, each))
+                if isinstance(each, tuple)
+                else str(each)
+            )
+            if each is not None and text:
+                yield Row(section, group, f"{prefix}{name.replace('_', ' ')} {key}".strip(), text)
 
 
 def compare_rows(
-    before: Iterable[Row], after: Iterable[Row], rules: Mapping[str, Rule]
-) -> tuple[tuple[Change, ...], int]:
-    """The changes, in the order of the rows' sections, and the number of equal rows."""
-    ours, theirs = (grouped(rows, lambda row: row.section) for rows in (before, after))
+    kind: Literal["report", "package", "support_table"],
+    sides: Sequence[Side],
+    rows: Sequence[Iterable[Row]],
+    *,
+    details: Mapping[str, Details] = MappingProxyType({}),
+    counted: Collection[str] | None = None,
+) -> Comparison:
+    """The differences of two records, without a headline.
+
+    `details`: by section. `counted`: sections that make the records differ; None: all.
+    """
+    ours, theirs = (grouped(side, lambda row: row.section) for side in rows)
     changes: list[Change] = []
     equal = 0
     for section in dict.fromkeys((*ours, *theirs)):
-        rule = rules.get(section, DEFAULT)
         for was, now in pair_rows(ours.get(section, ()), theirs.get(section, ())):
-            if was is not None and now is not None and rule.is_same(was, now):
+            if was is not None and now is not None and was.value == now.value:
                 equal += 1
             else:
-                changes.append(_change(was, now, rule))
-    return tuple(changes), equal
+                changes.append(_change(was, now, details.get(section)))
+    return Comparison(
+        kind=kind,
+        headline="",
+        before=sides[0],
+        after=sides[1],
+        same=not any(counted is None or change.section in counted for change in changes),
+        changes=tuple(changes),
+        equal_rows=equal,
+    )
 
 
 def pair_rows(before: Sequence[Row], after: Sequence[Row]) -> Iterator[tuple[Row | None, Row | None]]:
@@ -121,12 +146,12 @@ def pair_rows(before: Sequence[Row], after: Sequence[Row]) -> Iterator[tuple[Row
     rows with it.
     """
     gone, came = list(before), list(after)
-    for rank in range(max((len(row.keys) for row in (*before, *after)), default=0) or 1):
-        ours, theirs = _by_key(gone, rank), _by_key(came, rank)
+    for at in range(max((len(row.keys) for row in (*before, *after)), default=0) or 1):
+        ours, theirs = _by_key(gone, at), _by_key(came, at)
         pairs = [
             pair
             for key, rows in ours.items()
-            if not rank or len(rows) == len(theirs.get(key, ()))
+            if not at or len(rows) == len(theirs.get(key, ()))
             for pair in zip(rows, theirs.get(key, ()), strict=False)
         ]
         yield from pairs
@@ -136,14 +161,16 @@ def pair_rows(before: Sequence[Row], after: Sequence[Row]) -> Iterator[tuple[Row
     yield from ((None, row) for row in came)
 
 
-def _by_key(rows: Iterable[Row], rank: int) -> Mapping[tuple[str, Hashable], list[Row]]:
-    ranked = (row for row in rows if rank < len(row.keys or (row.name,)))
-    return grouped(ranked, lambda row: (row.group, (row.keys or (row.name,))[rank]))
+def _by_key(rows: Iterable[Row], at: int) -> Mapping[tuple[str, Hashable], list[Row]]:
+    keyed = (row for row in rows if at < len(row.keys or (row.name,)))
+    return grouped(keyed, lambda row: (row.group, (row.keys or (row.name,))[at]))
 
 
-def _change(was: Row | None, now: Row | None, rule: Rule) -> Change:
+def _change(was: Row | None, now: Row | None, details: Details | None) -> Change:
     shown = now or was
     assert shown is not None
+    old, new = (shown.missing_rank if row is None else row.rank for row in (was, now))
+    known = old is not None and new is not None and old != new
     return Change(
         section=shown.section,
         group=shown.group,
@@ -151,27 +178,6 @@ def _change(was: Row | None, now: Row | None, rule: Rule) -> Change:
         kind="added" if was is None else "removed" if now is None else "changed",
         before=was.value if was else None,
         after=now.value if now else None,
-        effect="worse" if rule.is_worse(was, now) else "better" if rule.is_worse(now, was) else "neutral",
-        details={name: text for name, text in rule.details(was, now).items() if text},
+        effect="neutral" if not known else "worse" if new > old else "better",  # type: ignore[operator]
+        details={} if details is None else {name: text for name, text in details(was, now).items() if text},
     )
-
-
-def is_more(was: Row | None, now: Row | None) -> bool:
-    """Whether a number is larger, or unknown on one side only."""
-    if was is None or now is None or was.value == now.value:
-        return False
-    ours, theirs = was.value, now.value
-    if isinstance(ours, int | float) and isinstance(theirs, int | float):
-        return theirs > ours
-    return True
-
-
-def count_names(changes: Iterable[Change]) -> int:
-    """Number of changed nodes: a name in several groups counts once, a repeated name in one group several times."""
-    groups: dict[str, Counter[str]] = {}
-    for change in changes:
-        groups.setdefault(change.group, Counter())[change.name] += 1
-    most: Counter[str] = Counter()
-    for counted in groups.values():
-        most |= counted
-    return most.total()

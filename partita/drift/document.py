@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from partita.drift.records import Drift, NotFinite, PartDrift
 from partita.observations.text_format import NOT_KNOWN, listing, named_provider, plural
@@ -104,30 +104,33 @@ def _not_finite_text(first: NotFinite) -> str:
     return f"first {first.value}: node {first.node} ({first.op_type}), {first.step}{values}{overflow}"
 
 
+MEASURED = {
+    "alone": "alone, on the reference's inputs",
+    "in_layer": "in its layer, on the layer's reference inputs; alone it is within tolerance",
+    "whole_graph": "in the whole graph, where errors of earlier parts add up",
+    None: NOT_KNOWN,
+}
+
+
 def _first(found: Drift) -> Section | None:
     """The first layer and node over tolerance."""
     layer, node = found.layer, found.node
     if layer is None:
         return None
-    shown = layer if node is None else node
-    measured = {
-        "alone": "alone, on the reference's inputs",
-        "in_layer": "in its layer, on the layer's reference inputs; alone it is within tolerance",
-        "whole_graph": "in the whole graph, where errors of earlier parts add up",
-        None: NOT_KNOWN,
-    }[found.basis]
-    rows = [("layer", layer.name)]
-    if node is not None:
-        rows += [("node", node.name), *([("operator", node.op_type)] if node.op_type else [])]
-        rows += [("runs on", named_provider(node.provider))] if node.provider is not None else []
-    rows += [
-        ("error", _limited(shown.compared_error, shown).removeprefix("error ")),
-        ("measured", measured),
-        ("output", f"{shown.tensor} ({shown.dtype}), {shown.step}"),
-    ]
-    if shown.largest is not None and shown.largest_reference is not None:
-        rows.append(("largest value", f"{shown.largest:.4g}, reference {shown.largest_reference:.4g}"))
-    return Section("first", "First over tolerance", (pairs("First difference", rows),))
+    shown = node or layer
+    values = f"{_value(shown.largest)}, reference {_value(shown.largest_reference)}"
+    rows = {
+        "layer": layer.name,
+        "node": node and node.name,
+        "operator": node and node.op_type,
+        "runs on": named_provider(node.provider) if node is not None and node.provider is not None else None,
+        "error": f"{error_text(shown.compared_error)}, tolerance {shown.tolerance:.0e}",
+        "measured": MEASURED[found.basis],
+        "output": f"{shown.tensor} ({shown.dtype}), {shown.step}",
+        "largest value": None if None in (shown.largest, shown.largest_reference) else values,
+    }
+    known = [(name, text) for name, text in rows.items() if text]
+    return Section("first", "First over tolerance", (pairs("First difference", known),))
 
 
 def _growth(found: Drift) -> Section | None:
@@ -135,39 +138,32 @@ def _growth(found: Drift) -> Section | None:
     if not found.layers:
         return None
     growth = Line(bars(part.error for part in found.layers), "error in the whole graph, by layer")
-    columns = ("layer", *numbers("own error", "in the graph", "largest", "reference"), "")
-    rows = [(*_cells(part), _value(part.largest), _value(part.largest_reference), _over(part)) for part in found.layers]
-    shown = table("Errors by layer", columns, rows, obvious=True, most=ROWS)
-    return Section("layers", "Layers", (growth, shown))
+    return Section("layers", "Layers", (growth, _errors("layer", found.layers, values=True)))
 
 
-def _cells(part: PartDrift) -> tuple[str, ...]:
-    """Name, own error, and error in the graph."""
-    errors = (part.own_error, part.error)
-    return part.name, *(NOT_KNOWN if each is None and not part.infinite else error_text(each) for each in errors)
+def _nodes(found: Drift) -> Section | None:
+    """Nodes of the first layer over tolerance, or all nodes."""
+    return Section("nodes", "Nodes", (_errors("node", found.nodes, values=False),)) if found.nodes else None
+
+
+def _errors(noun: str, parts: Sequence[PartDrift], *, values: bool) -> Block:
+    """A table of errors. `values`: also the largest values."""
+    heads = (noun, *numbers("own error", "in the graph", *(("largest", "reference") * values)), "")
+    rows = []
+    for part in parts:
+        errors = (part.own_error, part.error)
+        cells = [NOT_KNOWN if each is None and not part.infinite else error_text(each) for each in errors]
+        cells += [_value(part.largest), _value(part.largest_reference)] if values else []
+        rows.append((part.name, *cells, "over" if part.exceeds_tolerance else ""))
+    return table(f"Errors by {noun}", heads, rows, obvious=True, most=ROWS)
 
 
 def _value(magnitude: float | None) -> str:
     return NOT_KNOWN if magnitude is None else f"{magnitude:.4g}"
 
 
-def _over(part: PartDrift) -> str:
-    return "over" if part.exceeds_tolerance else ""
-
-
-def _nodes(found: Drift) -> Section | None:
-    """Nodes of the first layer over tolerance, or all nodes."""
-    if not found.nodes:
-        return None
-    columns = ("node", *numbers("own error", "in the graph"), "")
-    rows = [(*_cells(part), _over(part)) for part in found.nodes]
-    return Section("nodes", "Nodes", (table("Errors by node", columns, rows, obvious=True, most=ROWS),))
-
-
 def _trials(found: Drift) -> Section | None:
     """Pins that were tried."""
-    if not found.pin_trials:
-        return None
     blocks: list[Block] = []
     for trial in found.pin_trials:
         outcome = "within tolerance" if trial.within_tolerance else "still over tolerance"
@@ -176,7 +172,7 @@ def _trials(found: Drift) -> Section | None:
         blocks.append(Line(f"{trial.pin}: {result}", tone="good" if trial.within_tolerance else "plain"))
         if trial.within_tolerance:
             blocks.append(Line(" ".join(("--provider", trial.chain, "--pin", trial.pin)), "add"))
-    return Section("pins", "Pins tried", tuple(blocks))
+    return Section("pins", "Pins tried", tuple(blocks)) if blocks else None
 
 
 def _notes(found: Drift) -> Section | None:

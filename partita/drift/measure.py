@@ -12,13 +12,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import product
 
 from partita import __version__
-from partita.drift.deviation import deviation, finite
+from partita.drift.comparison import Settings, StepComparison, deviation, finite
 from partita.drift.graphs import RANDOM, Part, PartedGraph, Values
-from partita.drift.records import Basis, Drift, NotFinite, PartDrift, PinTrial
+from partita.drift.records import Basis, Drift, PartDrift, PinTrial
 from partita.drift.sides import Side, Step, with_provider
-from partita.drift.step_comparison import Settings, StepComparison
 from partita.errors import PartitaError
 from partita.observations.text_format import name_some, plural, tally
 from partita.providers.resolve import known_providers
@@ -40,7 +40,6 @@ class _Difference:
     basis: Basis
     nodes: list[PartDrift]
     """Nodes of the layer."""
-    broken: NotFinite | None = None
 
 
 def measure(model: str, tested: Side, reference: Side, steps: Sequence[Step], settings: Settings) -> Drift:
@@ -52,24 +51,21 @@ def measure(model: str, tested: Side, reference: Side, steps: Sequence[Step], se
     layers: list[PartDrift] = []
     nodes: list[PartDrift] = []
     found: _Difference | None = None
-    broken: NotFinite | None = None
     outputs = max((entry.outputs() for entry in entries), key=lambda part: part.compared_error)
     for entry in entries:
         parts = {part.name: part for part in entry.graph.layers()}
-        these, _ = entry.compare([*parts.values()])
+        these = entry.compare([*parts.values()])
         if not reference.runs_graphs and not outputs.exceeds_tolerance:
             these = _comparable(entry, these)
         layers += these
         if settings.by_node:
-            every, wrong = entry.compare([node for part in parts.values() for node in entry.nodes_of(part)])
-            nodes, broken = [*nodes, *every], broken or wrong
+            nodes += entry.compare([node for part in parts.values() for node in entry.nodes_of(part)])
         over = next((layer for layer in these if layer.exceeds_tolerance), None)
         if found is None and over is not None:
             found = _first_in_layer(entry, parts[over.name], over.tolerance)
-            broken = broken or found.broken
         infinite = next((layer for layer in these if layer.infinite), None)
-        if infinite is not None and broken is None:
-            _, broken = entry.compare(entry.nodes_of(parts[infinite.name]))
+        if infinite is not None and not settings.by_node:
+            entry.compare(entry.nodes_of(parts[infinite.name]))  # records the first node with NaN or infinity
     if found is None and outputs.exceeds_tolerance:
         found = _anywhere(entries, layers)
     trials = []
@@ -93,7 +89,7 @@ def measure(model: str, tested: Side, reference: Side, steps: Sequence[Step], se
         first_node=None if found is None or found.node is None else found.node.name,
         basis=None if found is None else found.basis,
         nodes=tuple(_worst_of_steps(nodes)),
-        not_finite=broken,
+        not_finite=next((entry.not_finite[min(entry.not_finite)] for entry in entries if entry.not_finite), None),
         pin_trials=tuple(trials),
         notes=tuple(_notes(entries)),
         partita_version=__version__,
@@ -133,12 +129,12 @@ def _comparable(entry: StepComparison, layers: Sequence[PartDrift]) -> list[Part
 def _first_node(entry: StepComparison, layer: Part) -> _Difference | None:
     """The first node of a layer that is over tolerance alone on the reference's tensors."""
     parts = {part.name: part for part in entry.nodes_of(layer)}
-    nodes, broken = entry.compare([*parts.values()])
+    nodes = entry.compare([*parts.values()])
     first = next((node for node in nodes if node.exceeds_tolerance), None)
     if first is None:
         return None
     basis: Basis = "whole_graph" if first.own_error is None and not first.infinite else "alone"
-    return _Difference(entry, layer, parts[first.name], basis, nodes, broken)
+    return _Difference(entry, layer, parts[first.name], basis, nodes)
 
 
 def _first_in_layer(entry: StepComparison, layer: Part, tolerance: float) -> _Difference:
@@ -176,19 +172,13 @@ def _pin_trials(at: StepComparison, layer: Part, node: Part | None, tolerance: f
     modules = [at.graph.module(node.nodes[0])] if node is not None else []
     paths = [at.graph.module(position) for position in layer.nodes]
     modules += [layer.name] if any(path and path.startswith(layer.name) for path in paths) else []
-    named = dict.fromkeys(module for module in modules if module)
-    if not named:
-        at.note("no pin was tried: the graph has no module paths")
     others = [entry.name for entry in at.reference.chain if entry not in at.tested_side.chain[:1]]
     others = others or [name for name in ("cpu",) if at.tested_side.chain[0].name != name]
-    if named and not others:
-        at.note("no pin was tried: both sides run on the same provider")
     found: list[PinTrial] = []
-    for other in others:
-        for module in named:
-            found.append(_pin_trial(at, layer, other, module, tolerance))
-            if found[-1].within_tolerance:
-                return found
+    for other, module in product(others, dict.fromkeys(filter(None, modules))):
+        found.append(_pin_trial(at, layer, other, module, tolerance))
+        if found[-1].within_tolerance:
+            break
     return found
 
 

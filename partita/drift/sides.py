@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,13 +13,24 @@ import numpy as np
 import numpy.typing as npt
 
 from partita import dtypes
+from partita.drift.graphs import PartedGraph
+from partita.package.folder import KNOWN_ANSWER, Manifest
 from partita.providers.base import Provider
 from partita.providers.resolve import known_providers, resolve
 from partita.runtime.chain.open_chain import idle_providers, open_session
 from partita.runtime.chain.pins import parse_pins
+from partita.runtime.generate.cache import moves
+from partita.runtime.generate.feeds import port_by_role
+from partita.runtime.generate.loop import serve
+from partita.runtime.generate.request import Request
+from partita.runtime.generate.runner import load_runner
+from partita.runtime.ort.binding import Binding
 from partita.runtime.ort.buffers import Buffer, host_buffer
 from partita.runtime.ort.registry import available_ort_names, ort_build
+from partita.runtime.place.inputs import SEED, Shape, make_values
 from partita.runtime.place.model_file import read_model_file
+from partita.runtime.place.onnx_model import OnnxModel, read_onnx
+from partita.runtime.verify.replay import read_known_answer
 
 ASSIGNED_NONE = "it was assigned no nodes; partita place shows why"
 
@@ -183,3 +195,174 @@ def _is_readable(name: str) -> bool:
 
 
 HANDLERS = {"run_graph": run_graph}
+
+
+# Steps
+
+PROMPT_TOKENS, NEW_TOKENS = 24, 3
+
+
+def package_steps(reference: Side, manifest: Manifest) -> list[Step]:
+    """Every step of a prompt and a few new tokens, as the reference runs them.
+
+    The text is that of the package's known answer; without one, tokens spread over the vocabulary. Raises the errors of
+    `load_runner` and of a run.
+    """
+    contract, folder = manifest.graph, reference.folder
+    if manifest.foreign is None and (folder / KNOWN_ANSWER).is_file():
+        answer = read_known_answer(folder, KNOWN_ANSWER)
+        prompt, pick = answer.prompt.tolist(), answer.pick
+    else:
+        count = max(1, min(PROMPT_TOKENS, contract.max_length - NEW_TOKENS))
+        prompt, pick = np.linspace(0, contract.vocab_size - 1, count, dtype=np.int64).tolist(), _most_likely
+    steps: list[Step] = []
+    states = {state.present: state.past for state in contract.states}
+    shared = {state.present: state.past for state in contract.states if not moves(state)}
+    chain, options = reference.chain, reference.options
+    with load_runner(folder, chain, threads=reference.threads, manifest=manifest, options=options) as runner:
+        for entry in runner.graphs:
+
+            def record(binding: Binding, file: str = entry.graph.file) -> None:
+                names = binding.inputs
+                feeds = {name: np.array(binding.buffers[name].values()) for name in names}
+                steps.append(Step("", file, feeds, states, shared))
+
+            entry.session.watchers.append(record)
+        roped = port_by_role(runner.graph("decode").graph, "rope_length") is not None
+        length = min(NEW_TOKENS, contract.max_length - len(prompt))
+        request = Request(prompt, pick, length, any_logits=True, rope_length=len(prompt) + length if roped else 0)
+        numbers: Counter[str] = Counter()
+        begin = 0
+        for done in serve(runner, [request] * runner.rows, prefill_chunk=len(prompt)):
+            numbers[done.phase] += 1
+            positions = tuple(range(begin, begin + done.new_tokens))
+            begin += done.new_tokens
+            for at, step in enumerate(steps):
+                if not step.name:
+                    steps[at] = _in_text(step, f"{done.phase} {numbers[done.phase]}", positions, manifest)
+    return steps
+
+
+def _in_text(step: Step, name: str, positions: tuple[int, ...], manifest: Manifest) -> Step:
+    """The step with its tokens, and the positions of the logits: the last one unless an input names them."""
+    graph = next(graph for graph in manifest.graph.files if graph.file == step.file)
+    tokens, rows = port_by_role(graph, "tokens"), port_by_role(graph, "logits_rows")
+    row = () if tokens is None else tuple(map(int, step.feeds[tokens.name].reshape(-1)[: len(positions)]))
+    logits = positions[-1:]
+    if rows is not None and positions:
+        logits = tuple(positions[0] + int(place) for place in step.feeds[rows.name].reshape(-1))
+    return replace(step, name=name, tokens=row, positions=positions, logits=logits)
+
+
+def _most_likely(logits: npt.NDArray[np.float32], history: npt.NDArray[np.int64]) -> int:
+    return int(np.nan_to_num(logits).argmax())
+
+
+def file_step(model: OnnxModel, shapes: Mapping[str, Shape], values: Mapping[str, npt.NDArray[Any]]) -> Step:
+    """One run of an ONNX file on given values; others are generated."""
+    rng = np.random.default_rng(SEED)
+    feeds = {
+        port.name: np.asarray(values[port.name]) if port.name in values else make_values(port, shapes[port.name], rng)
+        for port in model.inputs
+    }
+    return Step("run", model.path.name, feeds)
+
+
+# Source model
+
+ModuleValue = tuple[str, str, int, int]
+"""Module path, `input` or `output`, index of the tensor, and number of all; 0: any number."""
+RunModel = Callable[[Collection[ModuleValue]], Mapping[ModuleValue, npt.NDArray[Any]]]
+"""Runs the source model on the text; returns [T, ...] float32 of the modules that ran once."""
+SKIP_NORMS = ("SkipSimplifiedLayerNormalization", "SkipLayerNormalization")
+SUM = 3
+"""Output of a skip norm with the sum of its inputs, which the module of the norm has as its input."""
+
+
+@dataclass(frozen=True)
+class SourceModel(Side):
+    """A reference that has the tensors of modules and runs no graphs."""
+
+    run_model: RunModel = field(kw_only=True)
+    label: str = field(kw_only=True)
+    runs_graphs = False
+    joined: dict[str, dict[str, list[ModuleValue]]] = field(default_factory=dict, kw_only=True)
+    """By file, the module values of tensors."""
+
+    @property
+    def name(self) -> str:
+        """The model with its versions."""
+        return self.label
+
+    def run(
+        self,
+        step: Step,
+        model: bytes | None,
+        feeds: Mapping[str, npt.NDArray[Any]],
+        outputs: Sequence[str] | None = None,
+        ours: Mapping[str, npt.NDArray[Any]] | None = None,
+        *,
+        shared: Mapping[str, str] | None = None,
+    ) -> GraphRun:
+        """The joined ones of these tensors, in the shapes and types of `ours`. Padding has the values of `ours`."""
+        if step.file not in self.joined:
+            self.joined[step.file] = module_values(PartedGraph(read_onnx(self.folder / step.file)), step.states)
+        joined = self.joined[step.file]
+        ours = {name: array for name, array in (ours or {}).items() if array.dtype.kind == "f"}
+        wanted = {value for name in ours for value in joined.get(name, ())}
+        found = self.run_model(wanted) if wanted else {}
+        values = {}
+        for name, array in ours.items():
+            fitting = (fitted(found[value], array, step) for value in joined.get(name, ()) if value in found)
+            fit = next((entry for entry in fitting if entry is not None), None)
+            if fit is not None:
+                values[name] = fit
+        return GraphRun(values)
+
+
+def module_values(graph: PartedGraph, states: Collection[str]) -> dict[str, list[ModuleValue]]:
+    """The module values that a tensor can be, those of inner modules first.
+
+    `states`: graph outputs that no module returns.
+    """
+    positions: dict[str, list[int]] = {}
+    for position in graph.compared:
+        path = (graph.module(position) or "").split(".")
+        for length in range(1, len(path) + 1):
+            positions.setdefault(".".join(path[:length]), []).append(position)
+    positions.pop("", None)
+    found: dict[str, list[ModuleValue]] = {}
+    for module in sorted(positions, key=lambda path: -path.count(".")):
+        part = graph.part(module, positions[module])
+        enters = [name for name in part.inputs if name not in graph.inputs]
+        leaves = [name for name in part.outputs if name not in states]
+        node = graph.nodes[positions[module][-1]]
+        if node.op_type in SKIP_NORMS and len(positions[module]) == 1:
+            enters, leaves = [*node.output[SUM:]], [node.output[0]]
+        if len(enters) == 1:
+            found.setdefault(enters[0], []).append((module, "input", 0, 0))
+        for index, name in enumerate(leaves):
+            found.setdefault(name, []).append((module, "output", index, len(leaves) if len(leaves) > 1 else 0))
+    return found
+
+
+def fitted(value: npt.NDArray[Any], ours: npt.NDArray[Any], step: Step) -> npt.NDArray[Any] | None:
+    """A module's value [T, ...] as the tensor `ours`, [B, S, ...] or [B * S, ...]; None if the sizes differ.
+
+    The rows of a batch have the same text. The tokens of a step are followed by padding.
+    """
+    inner = value.shape[1:]
+    if ours.shape[ours.ndim - len(inner) :] != inner:
+        return None
+    rows = ours.shape[0] if ours.ndim == len(inner) + 2 else 1
+    per_row = rows * int(np.prod(inner))
+    tokens = ours.size // per_row if per_row else 0
+    for places in (step.positions, step.logits):
+        padded = tokens > len(places) and places is step.positions
+        if not places or max(places) >= len(value) or not (padded or tokens == len(places)):
+            continue
+        whole = ours.astype(np.float32).reshape(rows, tokens, *inner)
+        whole[:, : len(places)] = value[list(places)]
+        limit = np.finfo(ours.dtype).max
+        return np.clip(whole, -limit, limit).astype(ours.dtype).reshape(ours.shape)
+    return None

@@ -126,10 +126,9 @@ def compare(options: DriftOptions, sides: Sides, *, audience: Audience = QUIET) 
 
     Raises PackageError, ProviderError, ResourceError, UsageError, GenerationError, and CheckpointError.
     """
-    from partita.drift.inputs import package_steps
+    from partita.drift.comparison import Settings
     from partita.drift.measure import measure
-    from partita.drift.sides import Side
-    from partita.drift.step_comparison import Settings
+    from partita.drift.sides import Side, package_steps
 
     path, (target, reference, other) = Path(options.model), sides
     folder = path if path.is_dir() else path.parent
@@ -160,7 +159,7 @@ def cpu_side(folder: Path) -> Side:
 
 def _file_step(options: DriftOptions, path: Path) -> Step:
     """The run of an ONNX file. Raises UsageError, PackageError, ResourceError."""
-    from partita.drift.inputs import file_step
+    from partita.drift.sides import file_step
     from partita.runtime.place.inputs import check_free_memory, input_shapes, not_generated, read_values
     from partita.runtime.place.onnx_model import read_onnx
 
@@ -202,7 +201,7 @@ def _source_model(folder: Path, manifest: Manifest, checkpoint: str, steps: Sequ
 
 def source_side(folder: Path, manifest: Manifest, checkpoint: Checkpoint, steps: Sequence[Step], scratch: Path) -> Side:
     """The side of the source model."""
-    from partita.drift.source_model import SourceModel
+    from partita.drift.sides import SourceModel
     from partita.export.verify.self_check import VERSIONS, SourceOutputs
 
     tokens = [int(token) for step in steps for token in step.tokens]
@@ -213,10 +212,10 @@ def source_side(folder: Path, manifest: Manifest, checkpoint: Checkpoint, steps:
 
 def locate(folder: Path, manifest: Manifest, checkpoint: Checkpoint) -> str:
     """Where a package on the CPU provider first differs from its source model, within a time limit."""
+    from partita.drift.comparison import Settings
     from partita.drift.document import headline
-    from partita.drift.inputs import package_steps
     from partita.drift.measure import measure
-    from partita.drift.step_comparison import Settings
+    from partita.drift.sides import package_steps
     from partita.runtime.time_limit import LateError
 
     tested, settings = cpu_side(folder), Settings(deadline=time.monotonic() + LOCATE_SECONDS)

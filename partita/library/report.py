@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import html
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, Self
 
 from partita.check import gate
-from partita.check.gate import Gate, GateResult
-from partita.check.requirements import Limits, Vocabulary, check_limits, parse_requirement
+from partita.check.gate import GateResult
+from partita.check.requirements import Vocabulary, parse_requirement
 from partita.compare import reports as comparing
 from partita.compare.rows import Comparison
 from partita.diagnosis.reasons import REASONS
@@ -19,7 +20,7 @@ from partita.files import check_writable, write_text
 from partita.library.api import public
 from partita.observations.records import Record
 from partita.observations.text_format import short_provider
-from partita.options.fields import check_fields
+from partita.options.fields import check_fields, group
 from partita.options.reports import CheckOptions
 from partita.partition_reports import records, storage
 from partita.partition_reports.outcome import placement_text
@@ -132,7 +133,6 @@ class Report(ViewedRecord, records.Report):
         cache_in_place: bool = False,
         min_tokens_per_second: float | None = None,
         baseline: records.Report | None = None,
-        max_slowdown: float | None = None,
     ) -> GateResult:
         """Check the report against requirements, limits and a baseline, as `partita report check` does.
 
@@ -148,7 +148,6 @@ class Report(ViewedRecord, records.Report):
             cache_in_place=cache_in_place,
             min_tokens_per_second=min_tokens_per_second,
             require=requirements,
-            max_slowdown=max_slowdown,
         )
         compared = None if baseline is None else ("the baseline", baseline)
         result = check_report(self, check_fields(options), "the report", compared)
@@ -173,22 +172,11 @@ def check_report(
 
     Raises UsageError for invalid requirements, and without any.
     """
-    limits = Limits.of(options)
-    check_limits(limits, ())
-    if options.max_slowdown is not None and baseline is None:
-        raise UsageError("`max_slowdown` needs `baseline` to compare with")
-    words = _vocabulary(report)
-    required = Gate(
-        limits=limits,
-        max_unexplained=options.max_unexplained,
-        cache_in_place=options.cache_in_place,
-        min_tokens_per_second=options.min_tokens_per_second,
-        requirements=tuple(parse_requirement(text, words) for text in options.require),
-        max_slowdown=options.max_slowdown,
-    )
-    if required == Gate() and baseline is None:
+    given = replace(group(options, CheckOptions), require=tuple(options.require))
+    if given == CheckOptions() and baseline is None:
         raise UsageError("nothing to check: give a requirement, a limit or `baseline`")
-    return gate.check(report, required, name, baseline)
+    words = _vocabulary(report)
+    return gate.check(report, options, name, baseline, [parse_requirement(text, words) for text in options.require])
 
 
 def _vocabulary(report: records.Report) -> Vocabulary:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import partita
-from partita.check.measures import exceeded_limits
+from partita.check.gate import exceeded_limits
 from partita.check.requirements import Limits
 from partita.errors import ProviderError
 from partita.foreign.folder import Choice
@@ -33,7 +33,7 @@ def make_report(
     limits: Limits,
 ) -> Report:
     """The report of one run of a package. Does not load ONNX Runtime: the run may have been in a worker process."""
-    from partita.capacity.bounds import with_bounds
+    from partita.capacity.speed import with_bounds
     from partita.library.planning import measured_requirements
 
     report = report_run(facts, chain, environment, request, limits, package=package_facts(folder, manifest))

@@ -5,14 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.peers import records
-from benchmarks.peers.children.engines import PEERS
-from benchmarks.peers.page import PREAMBLE, decode, page, ratio
-from benchmarks.peers.plan import ENTRIES, PLANS, Places, chosen, export_command
+from benchmarks.peers.page import decode, page, ratio
+from benchmarks.peers.plan import chosen
 from benchmarks.peers.quality import compared
-from benchmarks.peers.records import Contender, Machine, PeersResult, ShapeResult, Start, Turn, Work, Written
+from benchmarks.peers.records import Contender, Machine, PeersResult, ShapeResult, Start, Turn, Work
 from partita.capacity.records import FormRates, MachineRates
-from tests.conftest import REPOSITORY
 
 GIB = 1 << 30
 
@@ -87,12 +84,6 @@ def test_ratio_is_median_of_per_round_ratios():
     assert ratio(work(1.0, 1.0), work(2.0), decode) == 2.0
 
 
-def test_export_on_busy_machine_is_marked_disturbed():
-    slow = Written(command="x", seconds=100, peak_rss_bytes=GIB, others_cores=1.0)
-    ours = contender("partita int4-b64", 4, work(1.0), written=slow)
-    assert "| 100 (disturbed) |" in page([result(shape(ours))])
-
-
 def test_page_compares_contenders_of_equal_bit_width():
     ours = contender("partita int4-b64", 4, work(1.0), work(1.0, prompt=16))
     theirs = contender("genai int4", 4, work(3.0), work(2.0, prompt=16))
@@ -111,12 +102,6 @@ def test_page_lists_speeds_errors_and_nonfinite_logits():
     assert "Disturbed**" not in text
 
 
-def test_result_round_trips_through_file(tmp_path):
-    before = result(shape(contender("genai int4", 4, work(1.0))))
-    records.write(before, tmp_path / "deep" / "result.json")
-    assert records.read(tmp_path / "deep" / "result.json") == before
-
-
 def test_contenders_are_selected_by_peer_and_precision():
     assert [each.name for each in chosen(["genai"], [])] == ["genai fp32", "genai int4"]
     assert [each.name for each in chosen(["genai", "llama"], ["4"])][:2] == ["genai int4", "llama q4_0"]
@@ -131,24 +116,7 @@ def test_contenders_are_selected_by_peer_and_precision():
         chosen(["partita"], ["q4_0"], "cuda")
 
 
-def test_every_peer_has_child_and_own_export_environment(tmp_path):
-    assert {entry.peer for plan in PLANS.values() for entry in plan} == set(PEERS)
-    places = Places(tmp_path / "work", tmp_path / "venvs")
-    for entry in ENTRIES:
-        command = export_command(entry, "tiny", places, 192, 2)
-        if entry.peer in ("genai", "llama", "optimum"):
-            assert command is not None and command[0].startswith(str(tmp_path / "venvs" / f"peer-{entry.peer}"))
-        assert (command is None) == (entry.peer == "transformers")
-
-
 def test_quality_ignores_positions_without_reference_loss():
     text = {"losses": np.array([[1.0, np.nan, 2.0]]), "best": np.array([[3, 4, 5]])}
     ratio, perplexity, same = compared(text, np.array([[1.5, 9.0, 2.5]]), np.array([[3, 0, 0]]))
     assert ratio == pytest.approx(np.exp(0.5)) and perplexity == pytest.approx(np.exp(2.0)) and same == 0.5
-
-
-def test_published_page_starts_with_current_preamble():
-    text = (REPOSITORY / "benchmarks" / "results" / "README.md").read_text("utf-8")
-    assert text.startswith(PREAMBLE), (
-        "write it again: python -m benchmarks.peers --read RESULTS --docs benchmarks/results/README.md"
-    )

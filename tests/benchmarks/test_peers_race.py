@@ -72,20 +72,6 @@ def test_failed_contender_has_error_and_others_continue(tmp_path, monkeypatch):
     assert [len(each.turns) for each in good.works(SETTINGS)] == [3, 3]
 
 
-def test_children_exceeding_memory_are_opened_per_turn(tmp_path, monkeypatch):
-    opened: list[Racer] = []
-    plain = Race._open
-
-    def counted(self: Race, racer: Racer):
-        opened.append(racer)
-        return plain(self, racer)
-
-    monkeypatch.setattr(Race, "_open", counted)
-    (one,) = raced(tmp_path, monkeypatch, "good", together=False)
-    assert [len(each.turns) for each in one.works(SETTINGS)] == [3, 3]
-    assert len(opened) == 3 + 4 and one.child is None
-
-
 # Files of the contenders: made once, with what that took, or why it failed
 
 
@@ -141,10 +127,3 @@ def test_files_are_exported_once_per_length(monkeypatch, places):
     assert prepare.prepare(OURS, "tiny", places, 100, 1) == first
     with pytest.raises(ExportFailedError, match="called again"):
         prepare.prepare(OURS, "tiny", places, 200, 1)
-
-
-def test_export_error_is_last_line_of_exporter(monkeypatch, places):
-    exporter(monkeypatch, "raise NotImplementedError('The X model is not currently supported.')")
-    with pytest.raises(ExportFailedError, match=r"^NotImplementedError: The X model is not currently supported\.$"):
-        prepare.prepare(OURS, "tiny", places, 100, 1)
-    assert not places.model("tiny", OURS).exists()

@@ -11,11 +11,10 @@ import pytest
 
 import partita
 from partita import dtypes
-from partita.capacity.arena import Arena, Block, pattern_bytes
-from partita.capacity.bounds import with_bounds
-from partita.capacity.costs import graph_costs
-from partita.capacity.memory import Requirements
+from partita.capacity.costs import Block, graph_costs
+from partita.capacity.memory import Arena, Requirements, pattern_bytes
 from partita.capacity.records import FormRates, MachineRates, Plan
+from partita.capacity.speed import with_bounds
 from partita.cli import run
 from partita.errors import ResourceError
 from partita.library import planning
@@ -23,6 +22,9 @@ from partita.library.planning import here_rates
 from partita.options.inspection import PlanOptions
 from partita.package.folder import read_manifest
 from partita.partition_reports.records import Subgraphs
+from partita.process import rss_bytes
+from partita.providers.resolve import parse_chain
+from partita.remedies import Remedy
 from partita.runtime.generate.loop import GenerationLoop
 from tests.capacity.shapes import COMMON, SHAPES, run_package
 from tests.conftest import REPOSITORY, Exported, TinyCheckpoint
@@ -59,17 +61,18 @@ def package(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> Path:
     return exported(tiny_checkpoint("llama"))
 
 
-# Sizes of the first tensors of a prompt of 512 tokens, and the regions that ONNX Runtime 1.31.1 logged for them
-# ("Extended allocation by"); the models are those of tests/capacity/shapes.py.
-LOGGED = [
-    ([786432] * 2 + [1310720] * 3 + [25165824], [1, 2, 4, 32]),
-    ([1179648] * 2 + [1966080] * 3 + [37748736], [2, 2, 4, 8, 64]),
-    ([1835008] * 2 + [2359296] * 3 + [58720256], [2, 2, 4, 8, 64]),
-]
-
-
-@pytest.mark.parametrize(("sizes", "regions"), LOGGED)
+@pytest.mark.parametrize(
+    ("sizes", "regions"),
+    [
+        ([786432] * 2 + [1310720] * 3 + [25165824], [1, 2, 4, 32]),
+        ([1179648] * 2 + [1966080] * 3 + [37748736], [2, 2, 4, 8, 64]),
+        ([1835008] * 2 + [2359296] * 3 + [58720256], [2, 2, 4, 8, 64]),
+    ],
+)
 def test_arena_regions_match_onnx_runtime_log(sizes: list[int], regions: list[int]) -> None:
+    """The first tensors of a prompt of 512 tokens of the models in tests/capacity/shapes.py, as ONNX Runtime 1.31.1
+    logged them ("Extended allocation by").
+    """
     arena = Arena()
     for size in sizes:
         arena.allocate(size)
@@ -77,16 +80,12 @@ def test_arena_regions_match_onnx_runtime_log(sizes: list[int], regions: list[in
     assert arena.resident == sum(sizes)
 
 
-def test_arena_reuses_freed_memory() -> None:
+def test_freed_memory_is_reused() -> None:
     arena = Arena()
     for _ in range(3):
-        places = [arena.allocate(300 * 1024) for _ in range(3)]
-        for place in places:
+        for place in [arena.allocate(300 * 1024) for _ in range(3)]:
             arena.free(place)
     assert arena.resident <= 3 * 300 * 1024 and len(arena.regions) == 1
-
-
-def test_activations_with_disjoint_lifetimes_share_memory() -> None:
     assert pattern_bytes([Block(100, 0, 1), Block(100, 1, 2), Block(100, 2, 3), Block(100, 3, 4)]) == 200
     assert pattern_bytes([Block(100, 0, 9), Block(100, 1, 9)]) == 200
 
@@ -199,25 +198,26 @@ def test_invalid_input_fails_with_single_line(
 ) -> None:
     import gguf
 
-    places = {"PACKAGE": package, "FOLDER": tmp_path, "CHECKPOINT": tiny_checkpoint("llama")}
-    places |= {name: tmp_path / name for name in ("SIZELESS", "BROKEN", "NOTE", "GGUF")}
-    if arguments[0] in ("SIZELESS", "BROKEN"):
-        places[arguments[0]].mkdir()
-        text = '{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}' if arguments[0] == "SIZELESS" else "{"
-        (places[arguments[0]] / "config.json").write_text(text)
-    places |= {"OTHER": tmp_path / "other.json", "UNKNOWN": tmp_path / "config.json"}
-    if arguments[0] in ("OTHER", "UNKNOWN"):
-        places[arguments[0]].write_text('{"architectures": ["LlamaForCausalLM"], "model_type": "no_such"}')
-    if arguments[0] == "NOTE":
-        places["NOTE"].write_text("a note")
-    if arguments[0] == "GGUF":
-        places["GGUF"] = tmp_path / "m.gguf"
-        writer = gguf.GGUFWriter(places["GGUF"], "llama")
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-    words = [str(places.get(word, word)).replace("FOLDER", str(tmp_path)) for word in arguments]
+    files = {
+        "SIZELESS/config.json": '{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}',
+        "BROKEN/config.json": "{",
+        "NOTE": "a note",
+        "other.json": (unknown := '{"architectures": ["LlamaForCausalLM"], "model_type": "no_such"}'),
+        "UNKNOWN/config.json": unknown,
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
+        write()
+    writer.close()
+    (tmp_path / "FOLDER").mkdir()
+    names = {name: name for name in ("FOLDER", "FOLDER/none", "SIZELESS", "BROKEN", "NOTE")}
+    names |= {"OTHER": "other.json", "UNKNOWN": "UNKNOWN/config.json", "GGUF": "m.gguf"}
+    places = {name: tmp_path / path for name, path in names.items()}
+    places |= {"PACKAGE": package, "CHECKPOINT": tiny_checkpoint("llama")}
+    words = [str(places.get(word, word)) for word in arguments]
     assert run(["plan", *words, "-q"]) == code
     out, err = capsys.readouterr()
     assert out == "" and len(err.splitlines()) == 1, err
@@ -262,34 +262,37 @@ def test_report_names_bound_of_each_phase(
             # The profile counts whole microseconds: a group of a tiny model may have 0.
             timed = [entry.ceiling_share for entry in groups if entry.flops and entry.host_us_per_run]
             assert all(timed) if rates is not None and rates.threads == 2 else timed == [None] * len(timed)
-
-
-def test_work_in_control_flow_is_unknown(package: Path) -> None:
-    with partita.load(package, providers="cpu") as model:
-        model.generate([[5, 6, 7]], max_new_tokens=20, stop_token_ids=()).run()
-        report = model.report()
-    inner = Subgraphs(nodes=1, copies=0)
-    phases = [phase.model_copy(update={"subgraphs": inner, "by_layer": ()}) for phase in report.phases]
-    report = partita.Report.of(report.model_copy(update={"phases": tuple(phases)}))
-    known = planning.measured_requirements(package, read_manifest(package), on_cpu=True)
-    for phase in with_bounds(report, known[0], RATES, 1).phases:
+    inner = {"subgraphs": Subgraphs(nodes=1, copies=0), "by_layer": ()}
+    report = report.model_copy(update={"phases": tuple(phase.model_copy(update=inner) for phase in report.phases)})
+    for phase in with_bounds(report, known[0], RATES, 1).phases:  # the work of control flow is unknown
         assert phase.bound is not None and phase.bound.read_bytes is phase.bound.flops is None
         assert phase.bound.bound_by in ("waiting", "indeterminate") and phase.by_layer == ()
 
 
+def test_out_of_memory_error_names_largest_settings(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest, error = read_manifest(package), ResourceError("out of memory", remedy=Remedy("free some"))
+    monkeypatch.setattr(planning, "stored_rates", lambda: RATES)
+    texts = []
+    for free in (1, 1 << 40):
+        monkeypatch.setattr(planning, "free_bytes", lambda free=free: free - rss_bytes())
+        texts.append(str(planning.with_what_fits(error, package, manifest, parse_chain("cpu"))))
+    assert texts[0] == "out of memory; largest that fit 1 B: nothing (see partita plan); free some"
+    assert "context 64 with batch 1" in texts[1]
+    assert planning.with_what_fits(error, package, manifest, parse_chain("webgpu")) is error
+
+
 @pytest.mark.parametrize("method", ["step", "add_request"])
-def test_out_of_memory_during_run_raises_resource_error(
+def test_out_of_memory_during_run_names_largest_settings(
     method: str, package: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> None:
         raise MemoryError("no room")
 
     monkeypatch.setattr(GenerationLoop, method, fail)
-    with (
-        partita.load(package, providers="cpu", process="this") as model,
-        pytest.raises(ResourceError, match="out of memory; close other models"),
-    ):
-        model.generate([[5, 6, 7]], max_new_tokens=2).run()
+    with partita.load(package, providers="cpu", process="this") as model:
+        text = r"out of memory; largest that fit .*: context 64 with batch 1 \(see partita plan\); close other models"
+        with pytest.raises(ResourceError, match=text):
+            model.generate([[5, 6, 7]], max_new_tokens=2).run()
 
 
 def shape(size: str, tiny_checkpoint: TinyCheckpoint) -> Path:

@@ -1,147 +1,122 @@
-"""`report check`: requirements, limits and baselines; a value that cannot be confirmed fails."""
+"""`report check`: limits and baselines; a value that cannot be confirmed fails."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from partita.check.gate import Gate, check
-from partita.check.measures import exceeded_limits, find
-from partita.check.requirements import FIELDS, Limits, Vocabulary, parse_requirement
-from partita.compare.reports import is_less_preferred
+from partita.check.gate import check, exceeded_limits
+from partita.check.requirements import Limits, check_limits, parse_requirement
 from partita.errors import ReportError, UsageError
 from partita.observations.records import ChainEntry
-from partita.options.fields import describe_fields
-from partita.options.reports import CheckCommand
-from partita.partition_reports.cost import speculation_figures
-from partita.partition_reports.records import Cache, CacheState, SubgraphNode, Subgraphs
-from tests.conftest import REPOSITORY
-from tests.partition_reports.report_changes import compiled, each_node, each_phase, mixed, moved, with_cost
+from partita.options.fields import check_fields
+from partita.options.groups import PlacementLimits
+from partita.options.reports import CheckOptions
+from partita.partition_reports.records import Cache, CacheState
+from tests.check.test_requirements import QUERY, SLOW, WORDS, having, inside, required
+from tests.partition_reports.report_changes import each_node, each_phase, mixed, moved, with_cost
 from tests.partition_reports.samples import (
     CPU,
     GPU,
     GPU_CHAIN,
     MISSING_FIRST_CHAIN,
-    NO_GPU_CHAIN,
     PACKAGE,
+    mixed_facts,
     recorded_facts,
     report_of,
+    shown,
 )
-from tests.partition_reports.test_speculation_section import NGRAM, STEPS
 
-NAMES = {"webgpu": GPU, "cpu": CPU}
-WORDS = Vocabulary(lambda name: NAMES.get(name, name), ("no_kernel_op", "cpu_preferred", "unexplained"))
-QUERY = "model.layers.0.self_attn.q_proj/MatMul"
-LAYER = "model.layers.0.mlp/Mul"
+OTHER_MODEL = PACKAGE.model_copy(update={"manifest_sha256": "cd" * 32})
 
 
-def required(text, report=None):
-    """Whether a requirement holds, and what is said."""
-    findings = find(parse_requirement(text, WORDS), report or mixed())
-    return all(holds for holds, _ in findings), "; ".join(said for _, said in findings)
-
-
-def failures(gate, report=None, baseline=None):
-    result = check(report or mixed(), gate, "r.json", ("a.json", baseline) if baseline else None)
+def failures(report=None, baseline=None, **options):
+    """Failed check -> its detail, of a report with the given limits."""
+    compared = ("a.json", baseline) if baseline else None
+    result = check(report or mixed(), CheckOptions(**options), "r.json", compared)
+    assert result.passed is all(outcome.met for outcome in result.outcomes)
     return {outcome.check: outcome.detail for outcome in result.outcomes if not outcome.met}
 
 
-# Nodes of the file: 9, of which Gather, Concat and Det are on the CPU. The Transpose on the CPU is ONNX Runtime's own.
+# Limits
+
+UNEXPLAINED = sum(entry.reason == "unexplained" and entry.phase == "decode" for entry in mixed().fallbacks)
+MET: dict[str, Any] = {
+    "max_cpu_nodes": 4,
+    "max_copies": 3,
+    "max_copy_bytes_per_token": 1544,
+    "max_unexplained": UNEXPLAINED,
+}
+
+
+def test_met_limits_report_their_values():
+    result = check(mixed(), CheckOptions(**MET), "r.json")
+    assert result.passed
+    assert [(outcome.check, outcome.detail) for outcome in result.outcomes] == [
+        ("--max-cpu-nodes 4", "4 nodes on CPUExecutionProvider in prefill and decode"),
+        ("--max-copies 3", "3 Memcpy nodes in decode"),
+        ("--max-copy-bytes-per-token 1544", "1,544 bytes per run in 4 copies in decode"),
+        (f"--max-unexplained {UNEXPLAINED}", f"{UNEXPLAINED} unexplained fallback in prefill and decode"),
+    ]
+
+
+def test_exceeded_limits_name_values_and_nodes():
+    assert UNEXPLAINED, "the sample has some"
+    found = failures(**{name: most - 1 for name, most in MET.items()})
+    assert [*found.values()][1:3] == [
+        "3 Memcpy nodes in decode: Memcpy_token_{0,1} (2), Memcpy",
+        "1,544 bytes per run in 4 copies in decode",
+    ]
+    nodes = "4 nodes on CPUExecutionProvider in prefill and decode: model.rotary_emb/Gather (Gather), "
+    assert found["--max-cpu-nodes 3"].startswith(nodes)
+    assert "model.layers.0.self_attn/Det (Det)" in found[f"--max-unexplained {UNEXPLAINED - 1}"]
+    limits = {name: most - 1 for name, most in MET.items() if name != "max_unexplained"}
+    sentences = exceeded_limits(mixed(), Limits(**limits))
+    assert sentences == tuple(f"{option}: {text}" for option, text in [*found.items()][:3])
+    assert exceeded_limits(mixed(), Limits()) == exceeded_limits(having(phases=()), Limits(max_copies=0)) == ()
+
+
+def test_exceeded_limit_is_in_verdict_and_text_of_report():
+    report = report_of(mixed_facts(), GPU_CHAIN, judge=lambda made: exceeded_limits(made, Limits(max_cpu_nodes=0)))
+    assert len(report.exceeded_limits) == 1
+    assert "limit exceeded: --max-cpu-nodes 0: 4 nodes" in shown(report)
+
+
+def test_cpu_nodes_count_in_every_phase():
+    """The phase with most known CPU nodes may differ from the phase with most possible ones."""
+
+    def only_decode(**changes):
+        return each_phase(
+            mixed(),
+            lambda phase: {
+                "nodes": tuple(having(node, **(changes if phase.name == "decode" else {})) for node in phase.nodes)
+            },
+        )
+
+    assert failures(only_decode(provider=GPU), max_cpu_nodes=0)["--max-cpu-nodes 0"].startswith(
+        "4 nodes on CPUExecutionProvider in prefill: "
+    )
+    found = failures(only_decode(provider=None), max_cpu_nodes=4)["--max-cpu-nodes 4"]
+    assert found.startswith("cannot be confirmed in decode: no source names")
+
+
 @pytest.mark.parametrize(
-    ("text", "holds"),
+    ("names", "end"),
     [
-        ("provider=webgpu,share>=0.66", True),
-        ("provider=webgpu,share>0.67", False),
-        ("provider=webgpu,share>=66%", True),
-        ("provider=cpu,nodes<=4", True),
-        ("provider=cpu,nodes<4", False),
-        ("provider=cpu,nodes=4", True),
-        ("provider!=webgpu,nodes=4", True),
-        ("provider = webgpu , nodes >= 6", True),
-        ("op=MatMul,provider=webgpu,share=1", True),
-        ("op=Gather,provider=webgpu,share==0.5", True),
-        ("op!=Gather,provider=webgpu,share>=0.7", True),
-        ("module=rotary_emb,provider=cpu,share=50%", True),
-        ("module=layers.0,provider=cpu,nodes=1", True),
-        ("module=layers,provider=cpu,nodes=1", True),
-        ("module=rotary,provider=cpu,nodes=0", False),  # a part of a path is a whole word of it
-        ("reason=unexplained,nodes=0", False),
-        ("reason=no_kernel_op,nodes=1", True),
-        ("phase=decode,copies<=4", True),
-        ("phase=decode,copies<=3", False),
-        ("phase=run,copies<=99", False),
-        ("phase!=run,copies<=4", True),
-        ("provider=webgpu,nodes>=6,share>=0.6", True),
-        ("provider=webgpu,nodes>=6,share>=0.7", False),
+        ([f"n{'x' * number}" for number in range(30)], " and 24 more"),
+        ([f"layers.{number}/Add" for number in range(30)], ": layers.{0..29}/Add (Gather) (30)"),
     ],
 )
-def test_requirement_conditions_and_measures_are_evaluated(text, holds):
-    assert required(text)[0] is holds, required(text)
-
-
-def test_failed_requirement_names_value_nodes_and_reasons():
-    assert required("op=Gather,provider=webgpu,share>=0.9") == (
-        False,
-        "share 0.5 in prefill and decode, without model.rotary_emb/Gather (Gather on CPU: no_kernel_op)",
-    )
-    _, said = required("provider=cpu,nodes=0")
-    assert said.startswith("nodes 4 in prefill and decode: model.rotary_emb/Gather (Gather on CPU: no_kernel_op), ")
-
-
-def test_unknown_values_fail_requirement():
-    lost = each_node(mixed(), lambda n: n.model_copy(update={"provider": None if n.name == QUERY else n.provider}))
-    for text in ("op=MatMul,provider=webgpu,share=1", "op=MatMul,provider!=cpu,share=1"):
-        assert not required(text, lost)[0]
-    assert "no node of the file is selected" in required("op=Conv,provider=webgpu,share<=1")[1]
-    slow = each_phase(mixed(), lambda phase: {"tokens_per_second": None})
-    assert "tokens_per_second cannot be confirmed" in required("tokens_per_second>=0", slow)[1]
-
-
-def test_requirement_on_unknown_module_fails():
-    """A renamed or misspelled module selects no node, so `nodes=0` would always hold."""
-    for part in ("provider=cpu", "provider=webgpu", "reason=unexplained"):
-        assert required(f"module=self_atn,{part},nodes=0") == (
-            False,
-            "nodes cannot be confirmed in prefill and decode: no phase has a node of this module",
-        )
-    for text in ("module=self_attn,provider=cpu,nodes=1", "module=self_atn,nodes=0"):
-        assert required(text)[0], text
-    for text in ("op=Conv,nodes=0", "op=Conv,provider=cpu,nodes=0"):
-        assert required(text)[0], "that an operator is not there is what is asked for"
-
-
-def test_subgraph_nodes_are_reported_as_not_counted():
-    report = each_phase(mixed(), lambda phase: {"subgraphs": Subgraphs(nodes=5, copies=None)})
-    assert "5 nodes in control-flow subgraphs not counted" in required("provider=webgpu,share>=0.6", report)[1]
-    assert not required("copies<=99", report)[0], "nobody counted the copies inside"
-
-
-def test_expanded_function_counts_on_least_preferred_provider():
-    parts = tuple(
-        SubgraphNode(name=name, op_type=name, provider=place, replaces=("map",))
-        for name, place in (("At", GPU), ("Insert", CPU))
-    )
-    function = mixed().phases[0].file_nodes[0].model_copy(update={"name": "map", "op_type": "SequenceMap"})
-    bodies = Subgraphs(nodes=3, function_nodes=parts, copies=0)
-    report = each_phase(mixed(), lambda phase: {"file_nodes": (*phase.file_nodes, function), "subgraphs": bodies})
-    held, said = required("op=SequenceMap,provider=webgpu,share>=1", report)
-    assert not held and "share 0 in" in said and said.startswith("share 0")
-    assert "1 node in control-flow subgraphs not counted" in said
-    assert required("op=SequenceMap,provider=cpu,nodes=1", report)[0], "on the least preferred of its providers"
-
-
-def test_subgraph_copies_count_towards_max_copies():
-    report = each_phase(mixed(), lambda phase: {"subgraphs": Subgraphs(nodes=5, copies=2)})
-    assert not failures(Gate(limits=Limits(max_copies=5)), report)
-    (detail,) = failures(Gate(limits=Limits(max_copies=4)), report).values()
-    assert detail.startswith("5 Memcpy nodes in decode: ") and detail.endswith(", 2 in control-flow subgraphs")
+def test_long_node_lists_are_truncated_and_grouped_by_number(names, end):
+    nodes = tuple(having(mixed().phases[1].nodes[2], name=name) for name in names)
+    (detail,) = failures(each_phase(mixed(), lambda _: {"nodes": nodes}), max_cpu_nodes=0).values()
+    assert detail.endswith(end) and "x" * 6 not in detail
 
 
 @pytest.mark.parametrize(
-    ("inside", "bytes_hold", "copies_hold"),
+    ("bodies", "bytes_hold", "copies_hold"),
     [
         ({"copies": 0}, True, True),
         ({"copies": 2}, False, True),
@@ -150,114 +125,35 @@ def test_subgraph_copies_count_towards_max_copies():
         ({"copies": 0, "may_have_more_copies": True}, False, False),
     ],
 )
-def test_subgraph_copies_of_unknown_size_or_count_are_unconfirmed(inside, bytes_hold, copies_hold):
-    report = each_phase(mixed(), lambda phase: {"subgraphs": Subgraphs(nodes=5, **inside)})
-    sizes, copies = failures(SIZES, report), failures(COPIES, report)
+def test_subgraph_copies_of_unknown_size_or_count_are_unconfirmed(bodies, bytes_hold, copies_hold):
+    report = inside(**bodies)
+    sizes, copies = failures(report, max_copy_bytes_per_token=9999), failures(report, max_copies=99)
     assert not sizes if bytes_hold else "cannot be confirmed in decode" in str(sizes)
     assert not copies if copies_hold else "some copies in control-flow subgraphs may be unknown" in str(copies)
     assert required("phase=decode,copies<=99", report)[0] is copies_hold
-    assert failures(Gate(limits=Limits(max_copies=2)), report), "three are in the main graph"
+    assert failures(report, max_copies=2), "three are in the main graph"
 
 
-SIZES, COPIES = Gate(limits=Limits(max_copy_bytes_per_token=9999)), Gate(limits=Limits(max_copies=99))
+def test_subgraph_nodes_and_copies_count_towards_limits():
+    assert not failures(inside(copies=2), max_copies=5)
+    (detail,) = failures(inside(copies=2), max_copies=4).values()
+    assert detail.startswith("5 Memcpy nodes in decode: ") and detail.endswith(", 2 in control-flow subgraphs")
+    report = inside(nodes=0, is_known=False, copies=0)
+    (detail,) = failures(report, max_cpu_nodes=99).values()
+    unlisted = "nodes in control-flow subgraphs are not listed"
+    assert detail == f"cannot be confirmed in prefill and decode: {unlisted}"
+    (detail,) = failures(report, max_cpu_nodes=3).values()
+    assert detail.startswith("4 nodes on CPUExecutionProvider in prefill and decode")
 
 
-def test_unlisted_subgraph_nodes_fail_max_cpu_nodes():
-    report = each_phase(mixed(), lambda phase: {"subgraphs": Subgraphs(nodes=0, is_known=False, copies=0)})
-    (detail,) = failures(Gate(limits=Limits(max_cpu_nodes=99)), report).values()
-    assert detail == "cannot be confirmed in decode: nodes in control-flow subgraphs are not listed"
-    (detail,) = failures(Gate(limits=Limits(max_cpu_nodes=3)), report).values()
-    assert detail.startswith("4 nodes on CPUExecutionProvider in decode")
-
-
-FUSED = ("model.layers.0.mlp/Mul", "model.layers.0.self_attn.q_proj/MatMul", "lm_head/MatMul")
-
-
-@pytest.mark.parametrize(
-    ("text", "holds"),
-    [
-        ("op=MatMul,provider=cpu,share=1", True),
-        ("op=Mul,provider=cpu,share=1", True),
-        ("op!=MatMul,provider=cpu,share<=0.572", True),  # Mul, Gather, Concat and Det of 7, without the two MatMul
-        ("op!=MatMul,provider=cpu,share>=0.571", True),
-        ("op=CompiledSubgraph,provider=cpu,share=1", True),
-        ("op=CompiledSubgraph,nodes=3", True),
-        ("module=lm_head,provider=cpu,nodes=0", False),
-        ("module=q_proj,provider=cpu,nodes=1", True),
-        ("module=layers.0,provider=cpu,share=1", True),
-        ("module=embed_tokens,provider=cpu,nodes=0", True),
-        ("op=Mul,module=lm_head,provider=cpu,nodes=0", True),
-    ],
-)
-def test_compiled_node_counts_per_operator_and_module(text, holds):
-    fused = compiled(1, *FUSED, provider=CPU)(mixed())
-    assert required(text, fused)[0] is holds, required(text, fused)
-
-
-def test_folded_nodes_are_excluded_from_share():
-    folded = {"state": "folded", "provider": None, "ran_as": ()}
-    phases = tuple(
-        phase.model_copy(
-            update={
-                "file_nodes": tuple(r.model_copy(update=folded if r.provider == CPU else {}) for r in phase.file_nodes)
-            }
-        )
-        for phase in mixed().phases
+def test_copy_of_unknown_size_exceeds_limit():
+    report = each_phase(
+        mixed(), lambda phase: {"copies": (*phase.copies[1:], having(phase.copies[0], bytes_per_run=None))}
     )
-    report = mixed().model_copy(update={"phases": phases})
-    assert required("provider=webgpu,share=1", report)[0] and required("op=Det,nodes=0", report)[0]
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("provder=webgpu,share>=1", "unknown field 'provder' (did you mean 'provider'?)"),
-        ("speed>=1", f"known: {', '.join(FIELDS)}"),
-        ("provider=webgpu", "it has no measure"),
-        ("share>=0.5", "share needs provider or reason"),
-        ("provider>webgpu,nodes=1", "provider takes = or !="),
-        ("provider=,nodes=1", "provider has no value"),
-        ("phase=decod,copies=0", "did you mean 'decode'"),
-        ("reason=unexplaind,nodes=0", "did you mean 'unexplained'"),
-        ("copies<=many", "copies is compared with a number"),
-        ("copies<=nan", "compared with a number"),
-        ("copies<=inf", "compared with a number"),
-        ("provider=cpu,share>=95", "between 0 and 1"),
-        ("provider=cpu,copies<=1", "copies measures a whole phase"),
-        ("phase=decode,unavailable=0", "unavailable measures a whole report; use it without phase"),
-        ("", "is not FIELD OP VALUE"),
-        ("nodes", "is not FIELD OP VALUE"),
-        ("nodes=1,", "is not FIELD OP VALUE"),
-    ],
-)
-def test_invalid_requirement_raises_single_line_usage_error(text, words):
-    with pytest.raises(UsageError) as caught:
-        parse_requirement(text, WORDS)
-    assert words in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_met_checks_report_their_values():
-    result = check(
-        mixed(),
-        Gate(limits=Limits(max_cpu_nodes=4, max_copies=3, max_copy_bytes_per_token=1544), max_unexplained=2),
-        "r.json",
-    )
-    assert result.passed
-    assert [(outcome.check, outcome.detail) for outcome in result.outcomes] == [
-        ("--max-cpu-nodes 4", "4 nodes on CPUExecutionProvider in decode"),
-        ("--max-copies 3", "3 Memcpy nodes in decode"),
-        ("--max-copy-bytes-per-token 1544", "1,544 bytes in 4 copies per run of model.onnx (decode)"),
-        ("--max-unexplained 2", f"{UNEXPLAINED} unexplained fallback in decode"),
-    ]
-
-
-UNEXPLAINED = sum(entry.reason == "unexplained" and entry.phase == "decode" for entry in mixed().fallbacks)
-
-
-def test_max_unexplained_names_unexplained_nodes():
-    assert UNEXPLAINED, "the sample has some"
-    found = failures(Gate(max_unexplained=UNEXPLAINED - 1))
-    assert "model.layers.0.self_attn/Det (Det)" in found[f"--max-unexplained {UNEXPLAINED - 1}"]
+    (unknown,) = failures(report, max_copy_bytes_per_token=10**9).values()
+    assert "the size of 1 copy is unknown: Memcpy_token_0" in unknown
+    (known,) = failures(report, max_copy_bytes_per_token=0).values()
+    assert known == "1,032 bytes per run in 4 copies and 1 copy of unknown size in decode"
 
 
 def cache(**changes):
@@ -286,75 +182,128 @@ def cache(**changes):
     ],
 )
 def test_cache_in_place_must_be_observed(facts, words):
-    report = mixed().model_copy(update={"cache": facts})
-    found = failures(Gate(cache_in_place=True), report)
+    found = failures(having(cache=facts), cache_in_place=True)
     assert found == {} if words is None else words in found["--require-cache-in-place"]
 
 
 def test_min_tokens_per_second_checks_decode_speed():
     report = each_phase(mixed(), lambda phase: {"tokens_per_second": 5.0 if phase.name == "decode" else 1.0})
-    assert failures(Gate(min_tokens_per_second=5), report) == {}
-    assert failures(Gate(min_tokens_per_second=5.1), report) == {
-        "--min-tokens-per-second 5.1": "5.00 tokens/s in decode, 1 step: too few for a reliable speed"
+    assert failures(report, min_tokens_per_second=5) == {}
+    assert failures(report, min_tokens_per_second=5.1) == {
+        "--min-tokens-per-second 5.1": "5.00 tokens/s (1 step: too few for a reliable speed) in decode"
     }
-    report = each_phase(report, lambda phase: {"tokens_per_second": None})
-    assert "cannot be confirmed" in failures(Gate(min_tokens_per_second=0), report)["--min-tokens-per-second 0"]
+    assert "cannot be confirmed" in failures(SLOW, min_tokens_per_second=0)["--min-tokens-per-second 0"]
 
 
-def test_report_without_nodes_fails():
-    empty = each_phase(mixed(), lambda phase: {"nodes": (), "copies": ()})
-    for report in (empty, mixed().model_copy(update={"phases": ()})):
-        assert (
-            "nothing can be confirmed"
-            in failures(Gate(limits=Limits(max_cpu_nodes=0, max_copies=0, max_copy_bytes_per_token=0)), report)[
-                "report"
-            ]
-        )
+@pytest.mark.parametrize("limit", ["max_cpu_nodes", "max_copies", "max_copy_bytes_per_token"])
+def test_negative_limit_is_a_usage_error(limit):
+    with pytest.raises(UsageError, match=f"`{limit}` is -1"):
+        check_fields(PlacementLimits(**{limit: -1}))
 
 
-def test_inconsistent_report_fails():
-    report = mixed()
-    first, *rest = report.checks
-    broken = report.model_copy(update={"checks": (first.model_copy(update={"passed": False}), *rest)})
-    assert first.name in failures(Gate(limits=Limits(max_cpu_nodes=99)), broken)["report"]
+def test_cpu_node_limit_contradicts_cpu_preferred_chain():
+    check_limits(Limits(max_cpu_nodes=0, max_copies=0, max_copy_bytes_per_token=0), (GPU, CPU))
+    check_limits(Limits(max_copies=0, max_copy_bytes_per_token=0), (CPU,))
+    with pytest.raises(UsageError, match="contradicts `providers`"):
+        check_limits(Limits(max_cpu_nodes=5), (CPU,))
+
+
+# Invalid and failed reports
+
+BROKEN = having(checks=(having(mixed().checks[0], passed=False), *mixed().checks[1:]))
+BROKEN_CHECK = BROKEN.checks[0].name
+
+
+@pytest.mark.parametrize(
+    ("report", "baseline", "detail"),
+    [
+        (each_phase(mixed(), lambda phase: {"nodes": (), "copies": ()}), None, "nothing can be confirmed"),
+        (having(phases=()), None, "nothing can be confirmed"),
+        (BROKEN, None, BROKEN_CHECK),
+        (mixed(), BROKEN, f"the baseline is inconsistent: {BROKEN_CHECK}"),
+        (mixed(), report_of(replace(recorded_facts(), failure="no kernel")), "the run of the baseline failed"),
+    ],
+)
+def test_invalid_report_or_baseline_fails(report, baseline, detail):
+    if baseline is not None and baseline is not BROKEN:
+        report = report_of(recorded_facts())
+    assert detail in failures(report, baseline, max_cpu_nodes=99, max_copies=99)["report"]
+
+
+LOOSE: dict[str, dict[str, Any]] = {
+    "--max-cpu-nodes": {"max_cpu_nodes": 999},
+    "--max-copies": {"max_copies": 999},
+    "--max-copy-bytes-per-token": {"max_copy_bytes_per_token": 10**9},
+    "--max-unexplained": {"max_unexplained": 999},
+    "--require-cache-in-place": {"cache_in_place": True},
+    "--min-tokens-per-second": {"min_tokens_per_second": 0},
+    "--require": {},
+}
+
+
+@pytest.mark.parametrize("option", LOOSE)
+@pytest.mark.parametrize("how", ["a run of place", "a generation"])
+def test_every_check_fails_on_failed_run(option, how):
+    facts, options = recorded_facts(), CheckOptions(**LOOSE[option])
+    required = [parse_requirement("provider=cpu,share>=0", WORDS)] if option == "--require" else []
+    good = report_of(facts)
+    assert check(good, options, "r.json", None, required).passed
+    changes: dict[str, Any] = (
+        {"failure": "no kernel"} if how == "a run of place" else {"finish_reason": "error", "finish_detail": "boom"}
+    )
+    bad = report_of(replace(facts, **changes))
+    found = check(bad, options, "r.json", None, required)
+    assert not found.passed and not any(outcome.met for outcome in found.outcomes)
+    assert found.outcomes[0].detail.endswith("boom" if how == "a generation" else "no kernel")
+    limits = Limits.of(options)
+    assert exceeded_limits(bad, limits) or limits == Limits()
+
+
+def test_interrupted_run_passes():
+    assert failures(report_of(replace(recorded_facts(), finish_reason="interrupted")), max_copies=999) == {}
+
+
+# Baseline
 
 
 def test_node_moved_to_less_preferred_provider_is_regression():
-    now = moved(QUERY, chain=MISSING_FIRST_CHAIN)
-    found = failures(Gate(), now, mixed(MISSING_FIRST_CHAIN))
-    assert found["--baseline: nodes"] == f"1 node: {QUERY} (prefill and decode: WebGpu -> CPU: unexplained)"
-    assert found["--baseline: reasons"] == (
-        f"1 node: {QUERY} (prefill and decode: why not WebGpu: new: unexplained, on CPU)"
-    )
-    assert failures(Gate(), now, now) == failures(Gate(), mixed(MISSING_FIRST_CHAIN), now) == {}
+    now, before = moved(QUERY, chain=MISSING_FIRST_CHAIN), mixed(MISSING_FIRST_CHAIN)
+    assert failures(now, before) == {
+        "--baseline: nodes": f"1 node: {QUERY} (prefill and decode: WebGpu -> CPU: unexplained)",
+        "--baseline: reasons": f"1 node: {QUERY} (prefill and decode: new: unexplained, on CPU)",
+    }
+    assert failures(now, now) == failures(before, now) == {}
 
 
 @pytest.mark.parametrize(
     ("was", "now", "left"),
     [
         ("ABC", "ABC", "AB AC BC"),
-        ("ABC", "AC", "AB AC BC"),  # B is no longer in the chain
-        ("AC", "ABC", "AB AC BC"),  # B is new, and better than C
-        ("AB", "AC", "AB AC"),  # B and C have no order: both come second
+        ("ABC", "AC", "AC BC"),  # B is no longer in the chain
+        ("AC", "ABC", "AB AC"),  # B is new, and better than C
+        ("AB", "AC", "AC"),  # B and C have no order: both come second
     ],
 )
 def test_provider_preference_follows_both_chains(was, now, left):
-    before, after = (
-        mixed(tuple(ChainEntry(provider=name, status="active") for name in chain)).model_copy(update={"fallbacks": ()})
-        for chain in (was, now)
-    )
-    lower = {f"{one}{other}" for one in "ABC" for other in "ABC" if is_less_preferred(before, after, one, other)}
-    assert lower == set(left.split())
-    assert is_less_preferred(before, after, "C", None) and not is_less_preferred(before, after, None, "C")
+    def placed(chain, provider):
+        entries = tuple(ChainEntry(provider=name, status="active") for name in chain)
+        report = mixed(entries).model_copy(update={"fallbacks": ()})
+        return each_node(report, lambda node: having(node, provider=provider))
+
+    lower = {
+        f"{one}{other}"
+        for one in (*was, None)
+        for other in (*now, None)
+        if "--baseline: nodes" in failures(placed(now, other), placed(was, one))
+    }
+    assert lower == {*left.split(), *(f"{name}None" for name in was)}
 
 
 def test_only_new_fallback_nodes_are_a_regression():
     report = mixed()
     first, *rest = report.fallbacks
-    other = report.model_copy(update={"fallbacks": (first.model_copy(update={"reason": "not_claimed"}), *rest)})
-    assert failures(Gate(), other, report) == {}
-    fewer = report.model_copy(update={"fallbacks": tuple(rest)})
-    assert first.node in failures(Gate(), report, fewer)["--baseline: reasons"]
+    assert failures(having(fallbacks=(having(first, reason="not_claimed"), *rest)), report) == {}
+    assert first.node in failures(report, having(fallbacks=tuple(rest)))["--baseline: reasons"]
 
 
 def test_more_copies_and_bytes_are_a_regression():
@@ -362,32 +311,12 @@ def test_more_copies_and_bytes_are_a_regression():
         cost = with_cost(phase, copies=3, copy_bytes_at_least=100)
         return {"copies": phase.copies[:-2], "cost": cost}
 
-    found = failures(Gate(), mixed(), each_phase(mixed(), fewer))
+    found = failures(mixed(), each_phase(mixed(), fewer))
     assert found["--baseline: copies"].startswith("copies (prefill and decode: 2 -> 4); new: ")
     assert "bytes copied per token (decode: 100 B -> 1.51 KiB)" in found["--baseline: bytes copied"]
-    assert failures(Gate(), each_phase(mixed(), fewer), mixed()) == {}
-
-
-def test_possible_cpu_nodes_count_in_every_phase():
-    """The phase with most known CPU nodes may differ from the phase with most possible ones."""
-
-    def unknown(phase):
-        if phase.name == "prefill":
-            return {}
-        return {"nodes": tuple(node.model_copy(update={"provider": None}) for node in phase.nodes)}
-
-    report = each_phase(mixed(), unknown)
-    (known,) = {len([n for n in p.nodes if n.provider == CPU]) for p in report.phases if p.name == "prefill"}
-    found = failures(Gate(limits=Limits(max_cpu_nodes=known)), report)
-    assert "cannot be confirmed in decode: no source names" in found[f"--max-cpu-nodes {known}"]
-
-
-def test_cache_no_longer_in_place_is_a_regression():
-    was, now = (mixed().model_copy(update={"cache": facts}) for facts in (cache(), cache(in_place_states=0)))
-    assert "-> NOT in place" in failures(Gate(), now, was)["--baseline: cache"]
-    assert failures(Gate(), now, now) == {}, "it was no better before"
-    unseen = mixed().model_copy(update={"cache": cache(checked_steps=0)})
-    assert "--baseline: cache" in failures(Gate(), unseen, was) and failures(Gate(), was, unseen) == {}
+    assert failures(each_phase(mixed(), fewer), mixed()) == {}
+    for one, other in ((inside(copies=None), inside(copies=0)), (inside(copies=0), inside(copies=None))):
+        assert "--baseline: copies" in failures(one, other), "not confirmed"
 
 
 def test_copied_bytes_are_compared_per_token():
@@ -397,144 +326,28 @@ def test_copied_bytes_are_compared_per_token():
         cost = {"tokens_per_run": tokens, "copy_bytes_at_least": tokens * each}
         return each_phase(mixed(), lambda phase: {"cost": with_cost(phase, **cost)})
 
-    assert failures(Gate(), run(8, 100), run(2, 100)) == failures(Gate(), run(2, 100), run(8, 100)) == {}
+    assert failures(run(8, 100), run(2, 100)) == failures(run(2, 100), run(8, 100)) == {}
     for larger in (run(8, 101), run(2, 101)):
-        found = failures(Gate(), larger, run(4, 100))["--baseline: bytes copied"]
+        found = failures(larger, run(4, 100))["--baseline: bytes copied"]
         assert found == "bytes copied per token (prefill and decode: 100 B -> 101 B)"
 
 
-def test_inconsistent_baseline_fails():
-    report = mixed()
-    first, *rest = report.checks
-    broken = report.model_copy(update={"checks": (first.model_copy(update={"passed": False}), *rest)})
-    assert f"the baseline is inconsistent: {first.name}" in failures(Gate(), report, broken)["report"]
+def test_cache_no_longer_in_place_is_a_regression():
+    was, now = having(cache=cache()), having(cache=cache(in_place_states=0))
+    assert "-> NOT in place" in failures(now, was)["--baseline: cache"]
+    assert failures(now, now) == {}, "it was no better before"
+    unseen = having(cache=cache(checked_steps=0))
+    assert "--baseline: cache" in failures(unseen, was) and failures(was, unseen) == {}
 
 
-def test_missing_phase_is_a_regression():
-    found = failures(Gate(), mixed().model_copy(update={"phases": mixed().phases[:1]}), mixed())
-    assert found == {"--baseline: phases": "phases (request: prefill, decode -> prefill)"}
-
-
-def test_time_is_compared_only_with_max_slowdown():
-    fast = each_phase(mixed(), lambda phase: {"tokens_per_second": 100.0})
-    slow = each_phase(mixed(), lambda phase: {"tokens_per_second": 80.0})
-    assert failures(Gate(), slow, fast) == {}
-    assert failures(Gate(max_slowdown=0.25), slow, fast) == {}
-    found = failures(Gate(max_slowdown=0.2), slow, fast)
-    assert found["--max-slowdown 0.2"] == "80.0 tokens/s, 100 in the baseline: 1.25 times the time per token"
-
-
-def test_time_on_different_processor_or_phase_is_unconfirmed():
-    was, gate = mixed(), Gate(max_slowdown=0.5)
-    other = was.model_copy(update={"environment": was.environment.model_copy(update={"cpu": "Another CPU"})})
-    assert failures(gate, mixed(), other) == {
-        "--max-slowdown 0.5": "cannot be confirmed: the runs were on different processors"
+def test_baseline_with_other_phases_chain_or_model_fails():
+    assert failures(having(phases=mixed().phases[:1]), mixed()) == {
+        "--baseline: phases": "phases (request: prefill, decode -> prefill)"
     }
-    short = was.model_copy(update={"phases": was.phases[:1]})
-    said = failures(gate, mixed(), short)["--max-slowdown 0.5"]
-    assert said == "cannot be confirmed: decode here, prefill in the baseline"
-
-
-def test_profiled_and_unprofiled_speeds_are_not_compared():
-    free, slow = (each_phase(mixed(), lambda _: {"profiled": False}), each_phase(mixed(), lambda _: {"profiled": True}))
-    gate = Gate(max_slowdown=0.5)
-    for now, was, where in ((free, slow, "in the baseline"), (slow, free, "here")):
-        said = failures(gate, now, was)["--max-slowdown 0.5"]
-        assert f"cannot be confirmed: every step of decode was profiled {where}" in said
-    older = each_phase(mixed(), lambda phase: {"profiled": None})
-    for one in (free, slow, older):
-        assert failures(gate, one, one) == failures(gate, one, older) == {}
-
-
-def test_speeds_with_different_active_rows_are_not_compared():
-    def rows(count, **changes):
-        report = each_phase(mixed(), lambda _: {"steps": 40, "tokens": round(40 * count)})
-        return report.model_copy(update=changes)
-
-    gate = Gate(max_slowdown=0.5)
-    for now, was, said in (
-        (rows(1), rows(7.5), "1.00 active rows .* 7.50"),
-        (rows(7.5), rows(1), "7.50 active rows .* 1.00"),
-    ):
-        found = failures(gate, now, was)["--max-slowdown 0.5"]
-        assert re.fullmatch(f"cannot be confirmed: {said} in the baseline", found), found
-    assert failures(gate, rows(7.5), rows(7.2)) == {}
-    guessed = rows(2.4, speculation=speculation_figures(NGRAM, STEPS))
-    assert failures(gate, guessed, rows(1)) == {}, "several tokens of one row"
-    assert "7.50 in the baseline" in failures(gate, guessed, rows(7.5))["--max-slowdown 0.5"]
-
-
-def test_baseline_with_other_preferred_provider_fails():
-    baseline = mixed().model_copy(update={"chain": tuple(reversed(GPU_CHAIN))})
-    assert f"{CPU} -> {GPU}" in failures(Gate(), mixed(), baseline)["--baseline: preferred provider"]
-
-
-def test_baseline_of_another_model_raises_report_error():
-    other = report_of(recorded_facts(), package=PACKAGE.model_copy(update={"manifest_sha256": "cd" * 32}))
+    baseline = having(chain=tuple(reversed(GPU_CHAIN)))
+    assert f"{CPU} -> {GPU}" in failures(mixed(), baseline)["--baseline: preferred provider"]
+    other = report_of(recorded_facts(), package=OTHER_MODEL)
     with pytest.raises(
         ReportError, match=r"a\.json cannot be a baseline for r\.json: only .*; give a report of the same model"
     ):
-        failures(Gate(), mixed(), other)
-
-
-@pytest.mark.parametrize("field", FIELDS)
-def test_every_requirement_field_is_documented(field):
-    page = (REPOSITORY / "docs" / "reports.md").read_text(encoding="utf-8")
-    table = page.partition("### Conditions")[2].partition("```")[0]
-    assert f"`{field}`" in table
-    told = next(each.option.help for each in describe_fields(CheckCommand) if each.name == "require")
-    assert re.search(rf"\b{field}\b", told)
-
-
-@pytest.mark.parametrize(
-    ("chain", "told"),
-    [
-        (
-            MISSING_FIRST_CHAIN,
-            "1 provider could not start: TensorrtExecutionProvider (library_missing: libnvinfer.so.10",
-        ),
-        (NO_GPU_CHAIN, ""),
-        (GPU_CHAIN, ""),
-    ],
-    ids=["could not start", "not in this build", "there"],
-)
-def test_unavailable_counts_providers_failing_to_start(chain, told):
-    holds, said = required("unavailable=0", report_of(recorded_facts(), chain))
-    assert holds is not bool(told) and said.startswith(told)
-
-
-GATES = {
-    "--require": Gate(requirements=(parse_requirement("provider=cpu,share>=0", WORDS),)),
-    "--max-cpu-nodes": Gate(limits=Limits(max_cpu_nodes=999)),
-    "--max-copies": Gate(limits=Limits(max_copies=999)),
-    "--max-copy-bytes-per-token": Gate(limits=Limits(max_copy_bytes_per_token=10**9)),
-    "--max-unexplained": Gate(max_unexplained=999),
-    "--require-cache-in-place": Gate(cache_in_place=True),
-    "--min-tokens-per-second": Gate(min_tokens_per_second=0),
-    "--max-slowdown": Gate(max_slowdown=99),
-}
-
-
-@pytest.mark.parametrize("option", GATES)
-@pytest.mark.parametrize("how", ["a run of place", "a generation"])
-def test_every_gate_fails_on_failed_run(option, how):
-    facts, gate = recorded_facts(), GATES[option]
-    good = report_of(facts)
-    baseline = ("a.json", good) if option == "--max-slowdown" else None
-    assert check(good, gate, "r.json", baseline).passed
-    changes: dict[str, Any] = (
-        {"failure": "no kernel"} if how == "a run of place" else {"finish_reason": "error", "finish_detail": "boom"}
-    )
-    bad = report_of(replace(facts, **changes))
-    found = check(bad, gate, "r.json", baseline)
-    assert not found.passed and not any(outcome.met for outcome in found.outcomes)
-    assert found.outcomes[0].detail.endswith("boom" if how == "a generation" else "no kernel")
-    assert exceeded_limits(bad, gate.limits) or gate.limits == Limits()
-
-
-def test_failed_baseline_fails_and_interrupted_run_passes():
-    facts = recorded_facts()
-    good, bad = report_of(facts), report_of(replace(facts, failure="no kernel"))
-    assert "the run of the baseline failed" in failures(Gate(), good, bad)["report"]
-    assert "the run of the report failed" in failures(Gate(), bad, good)["report"]
-    assert failures(GATES["--max-copies"], report_of(replace(facts, finish_reason="interrupted"))) == {}
+        failures(mixed(), other)

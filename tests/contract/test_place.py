@@ -99,14 +99,6 @@ def test_exceeded_limits_exit_3_and_name_options(environment, target, partita, m
     assert done.code == 3 and all(option in done.err for option, _, _ in limits(target)), done
 
 
-@each_environment(sample=True)
-def test_invalid_or_missing_model_exits_1(environment, partita, tmp_path):
-    broken = tmp_path / "broken.onnx"
-    broken.write_bytes(b"not a model")
-    refused(partita("place", broken, "--provider", "cpu"), "broken.onnx", code=1)
-    refused(partita("place", tmp_path / "absent.onnx", "--provider", "cpu"), "absent.onnx", code=1)
-
-
 # Nodes in the bodies of If, Loop and Scan: ONNX Runtime's ban on the CPU provider does not see them in 1.27
 
 

@@ -48,35 +48,24 @@ def test_support_table_of_model_lists_its_operators_as_supported(environment, ta
 
 
 @pytest.mark.environment("qnn")  # ONNX Runtime as it is released for CPUs
-class TestRegistry:
-    """The CPU provider."""
-
-    def test_the_table_is_the_registry_of_kernels(self, partita, tmp_path):
-        self.compare(partita, tmp_path, *SAMPLE)
-
-    @pytest.mark.heavy
-    def test_the_whole_table_is_the_registry_of_kernels(self, partita, tmp_path):
-        self.compare(partita, tmp_path, "--all")
-
-    def compare(self, partita, tmp_path, *what):
-        path = tmp_path / "table.json"
-        honoured(partita("support", *what, "--provider", "cpu", "--seconds", "900", "--out", path))
-        found = json.loads(path.read_text(encoding="utf-8"))
-        assert found["complete"] and found["crashes"] == 0
-        kernels = json.loads(
-            subprocess.run([sys.executable, "-c", REGISTRY], capture_output=True, text=True, check=True).stdout
-        )
-        compared = 0
-        for entry, version, row, outcome in rows(found):
-            types = {name: kind for name, kind in zip(version["types"]["variables"], row, strict=True) if kind}
-            listed = any(fits(kernel, entry, version["since"], types) for kernel in kernels)
-            compared += 1
-            # An operator without a kernel can run all the same: as the nodes of its function, or as a constant.
-            taken = outcome == "supported" and row not in version["types"]["replaced"]
-            if listed != taken:
-                assert listed is False or outcome == "supported", (entry["name"], version["since"], types, outcome)
-                assert listed or row in version["types"]["replaced"], (entry["name"], version["since"], types)
-        assert compared > 500
+@pytest.mark.parametrize("what", [SAMPLE, pytest.param(("--all",), marks=pytest.mark.heavy)], ids=["sample", "all"])
+def test_cpu_table_is_the_registry_of_kernels(what, partita, tmp_path):
+    path = tmp_path / "table.json"
+    honoured(partita("support", *what, "--provider", "cpu", "--seconds", "900", "--out", path))
+    found = json.loads(path.read_text(encoding="utf-8"))
+    assert found["complete"] and found["crashes"] == 0
+    done = subprocess.run([sys.executable, "-c", REGISTRY], capture_output=True, text=True, check=True)
+    kernels, compared = json.loads(done.stdout), 0
+    for entry, version, row, outcome in rows(found):
+        types = {name: kind for name, kind in zip(version["types"]["variables"], row, strict=True) if kind}
+        listed = any(fits(kernel, entry, version["since"], types) for kernel in kernels)
+        compared += 1
+        # An operator without a kernel can run all the same: as the nodes of its function, or as a constant.
+        replaced = row in version["types"]["replaced"]
+        if listed != (outcome == "supported" and not replaced):
+            assert listed is False or outcome == "supported", (entry["name"], version["since"], types, outcome)
+            assert listed or replaced, (entry["name"], version["since"], types)
+    assert compared > 500
 
 
 def rows(found: Any) -> Iterator[tuple[Any, Any, Any, str]]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from partita.check.measures import exceeded_limits
+from partita.check.gate import exceeded_limits
 from partita.check.requirements import Limits
 from partita.observations.facts import AS_IS, NodeProbe, ProbeRun
 from partita.observations.patterns import PRESENT, KernelRow
@@ -59,9 +59,9 @@ def test_unknown_kernels_count_as_possibly_slow():
     report = of(replace(SLOW, when={"prefix": ("lm",)}))
     assert exceeded_limits(report, Limits(max_slow_nodes=2)) == ()
     (unknown,) = exceeded_limits(report, Limits(max_slow_nodes=1))
-    assert "cannot be confirmed in decode: the kernel is unknown for " in unknown and FIRST in unknown
+    assert "cannot be confirmed in prefill and decode: the kernel is unknown for " in unknown and FIRST in unknown
     (known,) = exceeded_limits(report, Limits(max_slow_nodes=0))
-    assert known == f"--max-slow-nodes 0: 1 node on a slow kernel path in decode: {LAST} (MatMul: slow)"
+    assert known == f"--max-slow-nodes 0: 1 node on a slow kernel path in prefill and decode: {LAST} (MatMul: slow)"
     assert exceeded_limits(of(), Limits(max_slow_nodes=0)) == ()
 
 

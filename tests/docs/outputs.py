@@ -19,13 +19,16 @@ from tempfile import TemporaryDirectory
 from rich.console import Console
 
 from partita import cli
+from partita.observations.records import Record
 from partita.options.groups import ProviderChain
 from partita.partition_reports import storage
+from partita.partition_reports.render.show import load_view
 from tests.conftest import DEMO_CHECKPOINT, require, require_dry_run
 from tests.docs import recordings
 from tests.foreign.conftest import SAMPLES
 from tools import support_tables
 
+DRIFT = "partita.drift.document"
 WIDTH = 100
 """Columns of every output on the pages."""
 FILES = {"run": "webgpu", "webgpu": "webgpu", "fp16": "fp16", "fp32": "fp32"}
@@ -73,6 +76,11 @@ def on_a_page(render: Callable[[Console], None]) -> str:
     stream = io.StringIO()
     render(Console(file=stream, width=WIDTH, color_system=None, force_terminal=False, highlight=False))
     return stream.getvalue()
+
+
+def shown(record: Record, views: str) -> str:
+    """The text view of a record."""
+    return load_view("text", views).to_text(record)
 
 
 def exported(name: str) -> str:
@@ -126,26 +134,12 @@ def verified() -> str:
     return on_a_page(lambda console: show(Path("package"), recordings.verified(), console))
 
 
-def drifted() -> str:
-    """What `partita drift` prints."""
-    from tests.views import print_text
-
-    return on_a_page(lambda console: print_text(recordings.drifted(), "partita.drift.document", console))
-
-
 def evaluated() -> str:
     """What `partita evaluate` prints."""
     from partita.commands.verify import show_evaluation
 
     manifest = recordings.exported("export_int4").manifest
     return on_a_page(lambda console: show_evaluation(Path("package-int4"), manifest, recordings.evaluated(), console))
-
-
-def bench() -> str:
-    """What `partita bench` prints."""
-    from tests.views import print_text
-
-    return on_a_page(lambda console: print_text(recordings.bench(), "partita.bench.sections", console))
 
 
 def foreign(line: str, layout: str, *copies: str) -> str:
@@ -265,12 +259,9 @@ def error_as_json() -> str:
 
 def supported() -> str:
     """Two operators of the published table of WebGPU."""
-    from tests.views import print_text
-
     found = support_tables.table(support_tables.FOLDER / "webgpu.json.xz")
     operators = tuple(entry for entry in found.operators if entry.full_name in ("Cast", "Resize"))
-    shown = found.model_copy(update={"operators": operators, "without_example": ()})
-    return on_a_page(lambda console: print_text(shown, "partita.support.sections", console))
+    return shown(found.model_copy(update={"operators": operators, "without_example": ()}), "partita.support.sections")
 
 
 OUTPUTS: dict[str, Callable[[], str]] = {
@@ -281,15 +272,15 @@ OUTPUTS: dict[str, Callable[[], str]] = {
     "export-webgpu": lambda: exported("export_webgpu"),
     "not-used": not_used,
     "refused": refused,
-    "providers": machine,
+    "providers": lambda: shown(recordings.machine(), "partita.machine.document"),
     "verify-demo": verified,
     "demo-brief": lambda: run("partita report show fp32.json"),
     "demo-verdicts": lambda: verdicts("fp32", "fp16"),
     "demo-text": lambda: run("partita report show fp32.json --full"),
     "fused": lambda: run("partita report explain webgpu.json layers.0.mlp.act_fn/Sigmoid"),
-    "bench": bench,
+    "bench": lambda: shown(recordings.bench(), "partita.bench.sections"),
     "support-webgpu": supported,
-    "drift": lambda: f"$ partita drift package --provider webgpu\n{drifted()}",
+    "drift": lambda: f"$ partita drift package --provider webgpu\n{shown(recordings.drifted(), DRIFT)}",
     "error-json": error_as_json,
     "foreign-candidates": lambda: foreign(
         "partita generate hub 1,2 --token-ids", "optimum", "onnx/model_fp16.onnx", "onnx/model_q4.onnx"

@@ -28,7 +28,7 @@ from pydantic import TypeAdapter
 
 from partita.bench.contenders import sentences
 from partita.bench.records import Bench
-from partita.check.measures import exceeded_limits
+from partita.check.gate import exceeded_limits
 from partita.check.requirements import Limits
 from partita.commands import results
 from partita.drift.records import Drift

@@ -34,45 +34,20 @@ RUN_AS_PYTHON = {
     "README.md": "tests/library/test_python_page.py",
 }
 """Pages whose Python is run, and the test that runs it."""
-CLONE = "git clone <this repository> partita && cd partita"
-"""The one line that no test can run: the address of the repository is the reader's."""
 BLOCKS = all_blocks()
 
 
-def check_make(block: Block) -> None:
-    """Targets of the Makefile, with variables that it has, and files that are there."""
+def check_development(block: Block) -> None:
+    """Targets and variables of the Makefile, and modules and files that are there."""
     makefile = (REPOSITORY / "Makefile").read_text("utf-8")
     for line in block.lines:
         words = shlex.split(line, comments=True)
-        if not words or line == CLONE:
-            continue
-        if words[0] != "make":
-            assert (REPOSITORY / words[0]).is_file(), line
-            continue
-        for word in words[1:]:
-            name, given, _ = word.partition("=")
+        for name, given, _ in (word.partition("=") for word in words[1:] if words[0] == "make"):
             pattern = rf"^{name}\s*\?=" if given else rf"^{name}:"
             assert re.search(pattern, makefile, re.MULTILINE), f"{line}: the Makefile has no {name}"
-
-
-def check_pytest(block: Block) -> None:
-    """Files, names and marks of tests that there are."""
-    markers = (REPOSITORY / "pyproject.toml").read_text("utf-8")
-    for line in block.lines:
-        words = shlex.split(line)
-        assert words[:3] == [".venv/bin/python", "-m", "pytest"], line
-        files = [REPOSITORY / word for word in words[3:] if word.endswith(".py")]
-        assert all(file.is_file() for file in files), line
-        for option, value in zip(words, words[1:], strict=False):
-            if option == "-k":
-                assert any(re.search(rf"def test_\w*{value}", file.read_text("utf-8")) for file in files), line
-            elif option == "-m" and value != "pytest":
-                assert f'"{value.removeprefix("not ")}: ' in markers, line
-
-
-def check_schemas(block: Block) -> None:
-    """The module that writes what is made from code; tests/tools/test_published.py compares what it writes."""
-    assert block.text.split() == [".venv/bin/python", "-m", "tools.published", "docs"]
+        files = [word for word in words if word.endswith((".py", ".sh"))]
+        files += [f"{word.replace('.', '/')}.py" for word in words if word.startswith(("tools.", "tests."))]
+        assert all((REPOSITORY / file).is_file() for file in files), line
 
 
 def check_fragment(block: Block) -> None:
@@ -126,13 +101,6 @@ def assert_part(shown: Any, real: Any, where: str) -> None:
         assert real.startswith(shown.removesuffix("...")), where
     else:
         assert shown == real, where
-
-
-def check_update(block: Block) -> None:
-    """The command that this test names."""
-    from tests.docs import update
-
-    assert block.lines == [f".venv/bin/python -m {update.__name__}"]
 
 
 def check_options(block: Block) -> None:
@@ -190,14 +158,14 @@ def check_session(block: Block) -> None:
 
 
 CHECKS: dict[str, Callable[[Block], None]] = {
-    "make": check_make,
-    "pytest": check_pytest,
-    "schemas": check_schemas,
+    "make": check_development,
+    "pytest": check_development,
+    "schemas": check_development,
     "fragment": check_fragment,
     "rooms": check_rooms,
     "requirements": check_requirements,
     "manifest": check_manifest,
-    "update": check_update,
+    "update": check_development,
     "options": check_options,
     "foreign-contract": check_contract,
     "silent-files": check_copies,
@@ -278,13 +246,6 @@ def test_index_lists_every_page():
     folder = REPOSITORY / "docs"
     listed = re.findall(r"^- \[[^]]+\]\(([\w-]+\.md)\)", (folder / "index.md").read_text("utf-8"), re.MULTILINE)
     assert sorted(listed) == sorted(page.name for page in folder.glob("*.md") if page.name != "index.md")
-
-
-@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
-def test_list_follows_a_blank_line(page: Path):
-    """Without a blank line before it, the site renders a list as part of the paragraph above."""
-    text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
-    assert re.findall(r"^(?!\s|[-*#<]|\d+\. ).+\n(?:[-*]|\d+\.) .*", text, re.MULTILINE) == []
 
 
 @pytest.mark.parametrize("page", sorted((REPOSITORY / "docs").glob("*.md")), ids=lambda page: page.name)

@@ -12,18 +12,18 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from partita.drift.comparison import Settings
 from partita.drift.graphs import PartedGraph
-from partita.drift.inputs import file_step, package_steps
 from partita.drift.measure import measure
 from partita.drift.records import Drift
-from partita.drift.sides import Side
-from partita.drift.step_comparison import Settings
+from partita.drift.sides import Side, file_step, package_steps
 from partita.errors import PartitaError
 from partita.foreign.folder import Choice, open_folder
 from partita.providers.resolve import parse_chain
@@ -125,35 +125,29 @@ def _write(line: str) -> None:
     sys.stdout.flush()
 
 
-def print_table(environment: str, lines: Iterator[dict[str, Any]]) -> tuple[int, int, int, int]:
-    """Print the counts of every graph and the rows that are wrong. Returns faults, right layers and nodes, findings of
-    controls.
+def print_table(environment: str, lines: Iterator[dict[str, Any]]) -> Counter[str]:
+    """Print a line for every graph and every wrong row. Returns the numbers of faults, of right layers and nodes, and
+    of findings of controls.
     """
     _write(f"{environment} ({CHAINS[environment]})")
-    count = layers = nodes = findings = 0
+    total = Counter[str]()
     for graph, entries in groupby(lines, key=lambda row: str(row["graph"])):
         control, *planted = entries
         if "failure" in control:
             _write(f"  {graph}: not run: {control['failure']}")
             continue
-        layer, node = (sum(row["right"][at] for row in planted) for at in (0, 1))
-        _write(f"  {graph:30} faults {len(planted):3}  layer {layer:3}  node {node:3}  {_control(control)}")
-        count, layers, nodes = count + len(planted), layers + layer, nodes + node
-        findings += not control["right"][0]
-        for row in (control, *planted):
-            if row["right"] != [True, True]:
-                words = ["right" if right else "WRONG" for right in row["right"]]
-                planted_in = (
-                    f"layer {words[0]}, node {words[1]}; planted in {row['node']}" if row["kind"] else "control"
-                )
-                _write(f"    {row['kind']} {planted_in}, found {row['found']}")
-    _write(f"  {'all':30} faults {count:3}  layer {layers:3}  node {nodes:3}  controls with a finding {findings}")
-    return count, layers, nodes, findings
+        layers, nodes = (sum(row["right"][at] for row in planted) for at in (0, 1))
+        counts = {"faults": len(planted), "layers": layers, "nodes": nodes, "findings": not control["right"][0]}
+        total.update(counts)
+        _write(f"  {graph:30} {_counts(counts)}  {control['nodes']}")
+        for row in (row for row in (control, *planted) if row["right"] != [True, True]):
+            _write(f"    WRONG (layer, node: {row['right']}): {row}")
+    _write(f"  {'all':30} {_counts(total)}")
+    return total
 
 
-def _control(row: dict[str, Any]) -> str:
-    nodes = ", ".join(f"{name.removesuffix('ExecutionProvider')} {count}" for name, count in row["nodes"].items())
-    return f"control {'within' if row['right'][0] else 'OVER'}  nodes {nodes}"
+def _counts(counts: Mapping[str, int]) -> str:
+    return "  ".join(f"{name} {counts[name]:3}" for name in ("faults", "layers", "nodes", "findings"))
 
 
 def run_environment(
@@ -197,7 +191,7 @@ def main(arguments: list[str]) -> int:
     else:
         named = [*given.environments]
         counts = [print_table(name, run_environment(name, folders, given.kind, given.venvs)) for name in named]
-    return int(any(controls or layer < faults or node < 0.95 * faults for faults, layer, node, controls in counts))
+    return int(any(n["findings"] or n["layers"] < n["faults"] or n["nodes"] < 0.95 * n["faults"] for n in counts))
 
 
 if __name__ == "__main__":

@@ -18,12 +18,10 @@ from rich.console import Console
 import partita
 from partita.cli import run
 from partita.drift import sides
-from partita.drift.deviation import deviation
-from partita.drift.inputs import file_step, package_steps
+from partita.drift.comparison import Settings, deviation
 from partita.drift.measure import measure
 from partita.drift.records import Drift
-from partita.drift.sides import GraphRun, Side
-from partita.drift.step_comparison import Settings
+from partita.drift.sides import GraphRun, Side, file_step, package_steps
 from partita.errors import GenerationError
 from partita.foreign.folder import Choice, open_folder
 from partita.providers.resolve import parse_chain
@@ -86,7 +84,7 @@ def test_text_fits_80_columns_and_shows_the_growth(tmp_path: Path) -> None:
     assert max(map(len, text.splitlines())) <= 80
     assert "first node over tolerance on cpu against cpu" in " ".join(text.split())
     assert "error in the whole graph, by layer: " in text and "█" in text
-    assert "no pin was tried: both sides run on the same provider" in found.notes
+    assert found.pin_trials == ()  # both sides run on the same provider
 
 
 def test_free_running_changes_the_error_of_a_fault_in_a_state(tmp_path: Path) -> None:

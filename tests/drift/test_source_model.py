@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Literal
 
@@ -11,8 +10,7 @@ import pytest
 
 import partita
 from partita.cli import run
-from partita.drift.sides import Step
-from partita.drift.source_model import fitted
+from partita.drift.sides import Step, fitted
 from partita.errors import ParityError
 from partita.export.pipeline import ExportOptions, export
 from partita.export.trace import state
@@ -69,25 +67,7 @@ def test_rounding_of_weights_and_states_is_within_tolerance_of_every_node(
     assert not over
 
 
-def test_drift_accepts_checkpoint_and_check_accepts_its_result(
-    tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    checkpoint, result = tiny_checkpoint("llama"), tmp_path / "drift.json"
-    package = exported(checkpoint)
-    words = ["drift", str(package), "--provider", "cpu", "--against"]
-    assert run([*words, str(checkpoint), "--view", "json", "--out", str(result)]) == 0
-    found = json.loads(result.read_text())
-    assert found["versions"][1] == "" and found["outputs"]["error"] < 1e-4
-    assert run(["report", "check", str(result), "--max-drift", "0.01"]) == 0
-    assert run(["report", "check", str(result), "--max-drift", "1e-12"]) == 5
-    assert "FAILED --max-drift 1e-12: error " in capsys.readouterr().out
-    for words, message in (([], "give --max-drift"), (["--max-copies", "1"], "--max-copies is for reports")):
-        assert run(["report", "check", str(result), *words]) == 2 and message in capsys.readouterr().err
-    again = partita.drift(package, "cpu", against=str(checkpoint))
-    assert again.is_within and again.against == found["against"]
-
-
-def test_missing_source_model_is_named(
+def test_source_model_is_named_by_folder_or_by_manifest(
     tiny_checkpoint: TinyCheckpoint,
     exported: Exported,
     capsys: pytest.CaptureFixture[str],
@@ -95,39 +75,29 @@ def test_missing_source_model_is_named(
 ) -> None:
     checkpoint = tiny_checkpoint("llama")
     package = exported(checkpoint)
-    assert run(["drift", str(package), "--provider", "cpu", "--against", "original"]) == 1
+    found = partita.drift(package, "cpu", against=str(checkpoint))
+    assert found.is_within and found.versions[1] == "" and (found.outputs.error or 0) < 1e-4
+    words = ["drift", str(package), "--provider", "cpu", "--against", "original"]
+    assert run(words) == 1
     err = capsys.readouterr().err
     assert err.count("\n") == 1 and f"--against ./{checkpoint.name}" in err
     monkeypatch.chdir(checkpoint.parent)
-    assert run(["drift", str(package), "--provider", "cpu", "--against", "original"]) == 0
-
-
-def test_wrong_export_error_names_first_difference(
-    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The exported sliding window is off by one."""
-    monkeypatch.setattr(state, "classify_mask", lambda *_: MaskRule(41))
-    checkpoint = tiny_checkpoint("mistral", sliding_window=40, num_hidden_layers=1)
-    options = ExportOptions(str(checkpoint), tmp_path / "out", max_length=64)
-    with pytest.raises(
-        ParityError, match=r"first node over tolerance .*self_attn/\w+ to model\.layers\.0\.self_attn/\w*Attention"
-    ):
-        export(options, replay=replay, locate=drifting.locate)
-    monkeypatch.setattr(drifting, "LOCATE_SECONDS", -1)
-    with pytest.raises(ParityError, match="its first difference was not found within -1 s"):
-        export(options, replay=replay, locate=drifting.locate)
+    assert run(words) == 0
 
 
 @pytest.mark.parametrize(
-    ("precision", "window", "words"),
+    ("precision", "window", "seconds", "words"),
     [
-        ("int8", 2, r"first node over tolerance .*model\.layers\.0\.self_attn/\w+ to .*self_attn/\w*Attention"),
-        ("int4", 41, r"its first difference was not found: no layer alone is over tolerance 1e\+00, "),
+        ("fp32", 41, 60, r"first node over tolerance .*self_attn/\w+ to model\.layers\.0\.self_attn/\w*Attention"),
+        ("fp32", 41, -1, "its first difference was not found within -1 s"),
+        ("int8", 2, 60, r"first node over tolerance .*model\.layers\.0\.self_attn/\w+ to .*self_attn/\w*Attention"),
+        ("int4", 41, 60, r"its first difference was not found: no layer alone is over tolerance 1e\+00, "),
     ],
 )
-def test_wrong_quantised_export_error_names_location_only_over_rounding(
-    precision: Literal["int8", "int4"],
+def test_wrong_export_error_names_first_difference(
+    precision: Literal["fp32", "int8", "int4"],
     window: int,
+    seconds: int,
     words: str,
     tiny_checkpoint: TinyCheckpoint,
     tmp_path: Path,
@@ -135,6 +105,7 @@ def test_wrong_quantised_export_error_names_location_only_over_rounding(
 ) -> None:
     """Another sliding window than 40 is exported."""
     monkeypatch.setattr(state, "classify_mask", lambda *_: MaskRule(window))
+    monkeypatch.setattr(drifting, "LOCATE_SECONDS", seconds)
     checkpoint = tiny_checkpoint("mistral", sliding_window=40, num_hidden_layers=1)
     options = ExportOptions(str(checkpoint), tmp_path / "out", max_length=64, precision=precision)
     with pytest.raises(ParityError, match=words):

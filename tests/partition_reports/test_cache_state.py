@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from partita.check.gate import Gate, check
+from partita.check.gate import check
+from partita.options.reports import CheckOptions
 from partita.partition_reports.outcome import cache_text, is_in_place, status_of, summarise
 from partita.partition_reports.sections.phases import cache_section
 from tests.partition_reports.samples import recorded_facts, report_of
@@ -29,7 +30,7 @@ def test_cache_state_agrees_in_summary_check_and_sections(status: str) -> None:
     report = REPORT.model_copy(update={"cache": cache})
     assert status_of(cache) == status
     assert is_in_place(cache) is answer and summarise(report).cache_in_place is answer
-    outcome = check(report, Gate(cache_in_place=True), "r").outcomes[-1]
+    outcome = check(report, CheckOptions(cache_in_place=True), "r").outcomes[-1]
     assert outcome.met is (answer is True)
     assert status == "no_cache" or word in cache_text(cache)
     assert (cache_section(report) is None) == (status == "no_cache")

@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from partita.check.gate import find
+from partita.check.requirements import Vocabulary, parse_requirement
 from partita.compare.reports import compare
 from partita.partition_reports import storage
 from partita.partition_reports.outcome import headline, state_name, summarise
@@ -67,17 +69,9 @@ def test_headline_of_opened_model_uses_would_run():
     assert headline(report_of(opened)) == "All nodes would run on CPU"
 
 
-@pytest.mark.parametrize(
-    ("changes", "text"),
-    [
-        ({}, "53.2 tokens/s in decode (mean of 5 decode steps; median step 1.91 ms; too few for a reliable speed)"),
-        ({"steps": 50}, "53.2 tokens/s in decode (mean of 50 decode steps; median step 1.91 ms)"),
-        ({"tokens_per_second": None}, "1.91 ms per run in decode (median of 5 decode steps; too few"),
-        ({"tokens_per_second": None, "step_p50_ms": None}, None),
-    ],
-)
-def test_speed_has_its_basis_and_warns_about_too_few_steps(changes, text):
-    given = {"steps": 5, "tokens_per_second": 53.2, "step_p50_ms": 1.91} | changes
-    phase = mixed().phases[-1].model_copy(update=given)
-    speed = top(mixed().model_copy(update={"phases": (phase,), "fallbacks": ()})).get("speed")
-    assert speed == text if text is None else speed.startswith(text)
+def test_shares_are_fractions_of_file_nodes():
+    report = mixed()
+    holds, said = find(parse_requirement("provider=webgpu,share>=0.66", Vocabulary(lambda _: GPU, ())), report)
+    assert holds and said.startswith("share 0.6667 ")
+    placed = "6 of 9 nodes on WebGpu, 3 on CPU (and 4 added by ONNX Runtime)"
+    assert top(report)["placement"] == f"{placed} in prefill and decode"

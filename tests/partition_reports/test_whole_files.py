@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from partita.check.gate import Gate, check
-from partita.check.requirements import Limits, Vocabulary, parse_requirement
+from partita.check.gate import check
+from partita.check.requirements import Vocabulary, parse_requirement
 from partita.compare.reports import compare
 from partita.explain import Explanation, find, headline
 from partita.observations.facts import AssignedNode, SessionFacts
+from partita.options.reports import CheckOptions
 from partita.partition_reports.outcome import headline as outcome_of
 from partita.partition_reports.outcome import state_name
 from partita.partition_reports.records import NodePlacement, Report
@@ -83,7 +84,7 @@ def folded() -> Report:
 
 
 def outcome(report: Report, requirement: str) -> tuple[bool, str]:
-    result = check(report, Gate(requirements=(parse_requirement(requirement, WORDS),)), "r.json")
+    result = check(report, CheckOptions(), "r.json", None, [parse_requirement(requirement, WORDS)])
     return result.passed, "; ".join(entry.detail for entry in result.outcomes)
 
 
@@ -140,7 +141,7 @@ def test_node_requirement_fails_for_fully_folded_graph(folded: Report):
 
 
 def test_limits_and_baseline_accept_fully_folded_graph(folded: Report):
-    assert check(folded, Gate(Limits(max_cpu_nodes=0, max_copies=0)), "r.json", ("a.json", folded)).passed
+    assert check(folded, CheckOptions(max_cpu_nodes=0, max_copies=0), "r.json", ("a.json", folded)).passed
     assert not compare(folded, folded, names=("a.json", "b.json")).unrelated_reason
 
 
@@ -154,7 +155,7 @@ def test_baseline_counts_moved_function_as_a_single_node(unfolded: Report):
     def on_gpu(node: NodePlacement) -> NodePlacement:
         return node.model_copy(update={"provider": GPU})
 
-    result = check(unfolded, Gate(), "b", ("a", each_node(unfolded, on_gpu)))
+    result = check(unfolded, CheckOptions(), "b", ("a", each_node(unfolded, on_gpu)))
     (nodes,) = (entry for entry in result.outcomes if entry.check == "--baseline: nodes")
     assert not nodes.met and nodes.detail.startswith("1 node: ")
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from partita.check.measures import exceeded_limits
+from partita.check.gate import exceeded_limits
 from partita.check.requirements import Limits
 from partita.observations.facts import RunFacts
 from partita.observations.records import ChainEntry, Environment, PackageFacts
