@@ -21,7 +21,6 @@ from partita.observations.records import Record
 from partita.observations.text_format import decimals, listing, name_some, plural, short_provider
 from partita.options.fields import with_flags
 from partita.options.reports import CheckOptions
-from partita.partition_reports.copies import subgraph_copies
 from partita.partition_reports.groups import grouped, ran_by
 from partita.partition_reports.outcome import (
     TOO_FEW,
@@ -33,6 +32,7 @@ from partita.partition_reports.outcome import (
     status_of,
     too_few_steps,
 )
+from partita.partition_reports.placement import subgraph_copies
 from partita.partition_reports.records import Phase, Report
 from partita.partition_reports.render.show import Views, terminal_view
 from partita.partition_reports.sections.model import Document, Section, table

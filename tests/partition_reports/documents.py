@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from functools import cache
 from importlib import import_module
+from typing import Any
 
 from partita.bench.contenders import sentences
 from partita.bench.records import Bench
-from partita.check.gate import Gate, check
-from partita.check.requirements import Limits
+from partita.check.gate import check
 from partita.compare.reports import compare
 from partita.explain import find
 from partita.machine import Device, Gpu, MachineReport, OnnxRuntime, ProviderEntry
@@ -53,7 +53,12 @@ def made_bench() -> Bench:
 def made_machine() -> MachineReport:
     """A machine whose providers have a device and do not start."""
     build = {"version": "1.31.1", "build": "Release", "cuda": "13.0", "cudnn": "9.1", "providers_in_build": ("cuda",)}
-    device = {"ort_name": "CUDAExecutionProvider", "ep_vendor": "NVIDIA", "kind": "GPU", "vendor": "NVIDIA"}
+    device: dict[str, Any] = {
+        "ort_name": "CUDAExecutionProvider",
+        "ep_vendor": "NVIDIA",
+        "kind": "GPU",
+        "vendor": "NVIDIA",
+    }
     device |= {"vendor_id": 4318, "device_id": 9, "metadata": {"description": "card 17 of 24"}}
     entries = tuple(
         ProviderEntry(
@@ -100,7 +105,7 @@ def records() -> dict[str, tuple[str, Record]]:
         "explain a fused node": ("partita.explain", find(recorded("vit_cpu"), "node_div")),
         "explain a compiled node": ("partita.explain", find(recorded("openvino"), "lm_head/MatMul")),
         "explain a part of many names": ("partita.explain", find(recorded("webgpu"), "self_attn")),
-        "check": ("partita.check.gate", check(mixed(), Gate(limits=limits), "run.json")),
+        "check": ("partita.check.gate", check(mixed(), limits, "run.json")),
         "bench": ("partita.bench.sections", made_bench()),
         "providers": ("partita.machine", made_machine()),
         "support": ("partita.support.sections", table(answer("Cast", "supported", "T=tensor(float)"))),

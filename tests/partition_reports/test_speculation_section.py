@@ -54,7 +54,7 @@ def test_section_shows_acceptance_rate_and_speedup() -> None:
     assert found is not None
     (figures,) = found.blocks
     assert isinstance(figures, Table)
-    shown = dict(row.cells for row in figures.rows)
+    shown = {row.cells[0]: row.cells[1] for row in figures.rows}
     assert {"draft": "small", "drafted": "12", "accepted": "6", "acceptance rate": "50.0 %"}.items() <= shown.items()
     assert {"tokens per step": "1.86", "plain token ms": "2.00", "speedup": "1.595"}.items() <= shown.items()
     assert section(report_of(recorded_facts())) is None

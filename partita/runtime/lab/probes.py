@@ -18,6 +18,7 @@ from partita.observations.facts import FAILED, NodeProbe, RejectedPart, RunFacts
 from partita.observations.names import CPU, INLINED, UNKNOWN
 from partita.observations.records import ChainEntry, Probing, remedy_of
 from partita.observations.text_format import name_some, plural
+from partita.providers.cuda_dry_run.devices import PREFIX
 from partita.providers.resolve import Resolution, known_providers
 from partita.remedies import Remedy, any_of
 from partita.runtime.chain.advice import export_again
@@ -107,7 +108,7 @@ def _probe_sessions(
             labs.append(lab)
             sessions = tuple(
                 time_slow_kernels(session, lambda session: graph_of(session, {}), lab)
-                if session.file in models and not lab.dry_run
+                if session.file in models and not any(name.startswith(PREFIX) for name in lab.environment)
                 else session
                 for session in sessions
             )

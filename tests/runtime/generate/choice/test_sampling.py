@@ -68,17 +68,17 @@ def test_distribution_matches_transformers(options):
 def test_temperature_zero_is_greedy_with_repetition_penalty():
     logits = logits_of(4)
     best = int(logits.argmax())
-    assert make_sampler(Sampling(0.0))(logits, HISTORY) == greedy(logits, HISTORY) == best
+    assert make_sampler(Sampling(temperature=0.0))(logits, HISTORY) == greedy(logits, HISTORY) == best
     seen = np.array([best], np.int64)
-    assert make_sampler(Sampling(0.0, repetition_penalty=100.0))(logits, seen) != best
+    assert make_sampler(Sampling(temperature=0.0, repetition_penalty=100.0))(logits, seen) != best
 
 
 def test_samplers_do_not_modify_logits_or_history():
     logits, history = logits_of(5), HISTORY.copy()
     kept = logits.copy()
     for sampler in (
-        make_sampler(Sampling(0.0, repetition_penalty=2.0)),
-        make_sampler(Sampling(0.5, 10, 0.9, 0.1, 2.0, seed=0)),
+        make_sampler(Sampling(temperature=0.0, repetition_penalty=2.0)),
+        make_sampler(Sampling(temperature=0.5, top_k=10, top_p=0.9, min_p=0.1, repetition_penalty=2.0, seed=0)),
     ):
         sampler(logits, history)
     np.testing.assert_array_equal(logits, kept)
@@ -167,7 +167,7 @@ def test_extreme_settings_sample_valid_tokens_without_overflow(shape):
     )
     with np.errstate(all="raise", under="ignore"):
         for edge, temperature in itertools.product(edges, (0.0, 1e-3, 0.7, 100.0)):
-            token = make_sampler(Sampling(temperature, seed=3, **edge))(logits, np.array([1, 2, 2]))
+            token = make_sampler(Sampling(temperature=temperature, seed=3, **edge))(logits, np.array([1, 2, 2]))
             assert np.isfinite(logits[token]) and (shape != "masked" or token == 777), (edge, temperature)
 
 
