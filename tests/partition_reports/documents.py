@@ -95,7 +95,7 @@ def made_machine() -> MachineReport:
 @cache
 def records() -> dict[str, tuple[str, Record]]:
     """Name -> module of its views, and a record."""
-    explained, limits = "model.layers.0.self_attn/Attention", Limits(max_cpu_nodes=0, max_copies=9)
+    explained, limits = "model.layers.0.self_attn/Attention", CheckOptions(max_cpu_nodes=0, max_copies=9)
     return {
         "mixed": (REPORT_VIEWS, mixed()),
         "diff": ("partita.compare.document", compare(mixed(), moved(MATMUL, "lm_head/MatMul"))),

@@ -159,9 +159,9 @@ def test_figures_of_sections_match_the_report(name: str) -> None:
             assert rows["step p50 ms"][at] == decimals(phase.step_p50_ms)
     for title, groups in (("operator", "by_op_type"), ("module", "by_module"), ("layer", "by_layer")):
         part = placement.layers_section(report) if title == "layer" else placement.section(report)
-        shares, cells = [share for phase in used for share in getattr(phase, groups)], rows_of(part, title)
-        assert set(cells) == {share.name for share in shares}
-        assert all(f"{share.nodes:,}" in cells[share.name][1].split(" / ") for share in shares)
+        shares, by_name = [share for phase in used for share in getattr(phase, groups)], rows_of(part, title)
+        assert set(by_name) == {share.name for share in shares}
+        assert all(f"{share.nodes:,}" in by_name[share.name][1].split(" / ") for share in shares)
     copies = phases.copies_section(report)
     tables = [block for block in copies.blocks if isinstance(block, Table)] if copies else []
     counted = {sum(leading(row.cells[2]) for row in each.rows) for each in tables}
