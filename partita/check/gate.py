@@ -12,10 +12,9 @@ from typing import Any
 from pydantic import Field
 
 from partita.check.requirements import Condition, Limits, Requirement
-from partita.compare.document import describe
-from partita.compare.reports import PlacedRow, compare, placed_rows
-from partita.compare.rows import Change, Comparison
-from partita.errors import ReportError
+from partita.compare.document import describe_changes
+from partita.compare.reports import PlacedRow, compare, placed_rows, slowdown
+from partita.errors import ReportError, UsageError
 from partita.observations.names import CPU
 from partita.observations.records import Record
 from partita.observations.text_format import decimals, listing, name_some, plural, short_provider
@@ -141,7 +140,18 @@ def _speed(report: Report, phase: Phase) -> Figure:
     return Figure(speed, "" if speed is None else f"{decimals(speed)} tokens/s{few}", unknown_reason=reason)
 
 
-FIGURES: Mapping[str, FigureOf] = {"copies": _count_copies, "tokens_per_second": _speed}
+def _count_unavailable(report: Report, _: Phase) -> Figure:
+    """Installed providers that could not start; providers missing from the build do not count."""
+    lost = [entry for entry in report.chain if entry.status == "unavailable" and entry.reason != "not_in_build"]
+    named = (f"{entry.provider} ({entry.reason or 'no reason known'}: {entry.evidence})" for entry in lost)
+    return Figure(len(lost), f"{plural(len(lost), 'unavailable provider')}", tuple(named))
+
+
+FIGURES: Mapping[str, FigureOf] = {
+    "copies": _count_copies,
+    "tokens_per_second": _speed,
+    "unavailable": _count_unavailable,
+}
 """Measure of a phase -> its figure."""
 
 
@@ -347,8 +357,10 @@ def check(
 ) -> GateResult:
     """Check a report. `name` and the first of `baseline`: names of the two reports. `requirements`: of the options.
 
-    Raises ReportError for a baseline of another model.
+    Raises ReportError for a baseline of another model, and UsageError for `max_slowdown` without one.
     """
+    if options.max_slowdown is not None and baseline is None:
+        raise UsageError("`max_slowdown` needs `baseline` to compare with")
     outcomes = [*_validity(report, "the report")]
     outcomes += [] if baseline is None else _validity(baseline[1], "the baseline")
     if any(map(is_known, report.phases)):
@@ -357,7 +369,7 @@ def check(
         findings = find_limits(report, limits)
         findings |= {f"{with_flags('`require`')} {each.text}": find(each, report) for each in requirements}
         outcomes += [Outcome(check=text, met=met, detail=detail) for text, (met, detail) in findings.items()]
-        outcomes += [] if baseline is None else _compare(report, name, *baseline)
+        outcomes += [] if baseline is None else _compare(report, options, name, *baseline)
     met = all(outcome.met for outcome in outcomes)
     return GateResult(report=name, baseline=baseline[0] if baseline else None, passed=met, outcomes=tuple(outcomes))
 
@@ -377,7 +389,7 @@ def _validity(report: Report, name: str) -> Iterator[Outcome]:
 # Baseline
 
 
-def _compare(report: Report, name: str, other: str, baseline: Report) -> Iterator[Outcome]:
+def _compare(report: Report, options: CheckOptions, name: str, other: str, baseline: Report) -> Iterator[Outcome]:
     """The outcome of each section that is compared with a baseline. Raises ReportError for another model."""
     found = compare(baseline, report, names=(other, name))
     if found.unrelated_reason:
@@ -385,22 +397,15 @@ def _compare(report: Report, name: str, other: str, baseline: Report) -> Iterato
             f"{other} cannot be a baseline for {name}: {found.unrelated_reason}; give a report of the same model"
         )
     failed = failure_of(report) is not None
+    if (limit := options.max_slowdown) is not None:
+        slower, text = (None, "the run failed") if failed else slowdown(baseline, report)
+        met, detail = decide(Figure(slower, text, unknown_reason=text), "<=", limit)
+        yield Outcome(check=with_flags(f"`max_slowdown={limit}`"), met=met, detail=detail)
     for section, label in BASELINE.items():
         worse = [change for change in found.of(section) if change.effect == "worse"]
-        detail = _describe_changes(worse, found) if worse else "not worse than the baseline"
+        detail = describe_changes(worse, found) if worse else "not worse than the baseline"
         detail = "cannot be confirmed: the run failed" if failed else detail
         yield Outcome(check=f"{with_flags('`baseline`')}: {label}", met=not (worse or failed), detail=detail)
-
-
-def _describe_changes(changes: list[Change], found: Comparison) -> str:
-    """Changes for the worse: `1 node: a/MatMul (prefill and decode: CUDA -> CPU: no_kernel_type)`."""
-    same = grouped(changes, lambda change: (change.name, describe(change)))
-    texts = [f"{name} ({listing(change.group for change in group)}: {text})" for (name, text), group in same.items()]
-    nodes = f"{plural(len({change.name for change in changes}), 'node')}: "
-    count = nodes if changes[0].section in ("nodes", "reasons") else ""
-    new = [change for change in found.of("copies") if changes[0].section == "copy_count" and change.kind == "added"]
-    more = f"; new: {name_some(dict.fromkeys(change.name for change in new))}" if new else ""
-    return f"{count}{name_some(texts)}{more}"
 
 
 # Document

@@ -23,8 +23,8 @@ SELECTORS = ("phase", "op", "module", "provider", "reason")
 """Fields that select nodes or phases, with = and != only."""
 NODE_MEASURES = ("nodes", "share")
 """Fields that measure the selected nodes."""
-PHASE_MEASURES = ("copies", "tokens_per_second")
-"""Fields that measure a whole phase; the only selector for them is `phase`."""
+PHASE_MEASURES = ("copies", "tokens_per_second", "unavailable")
+"""Fields that measure a whole phase or report; the only selector for them is `phase`."""
 MEASURES = (*NODE_MEASURES, *PHASE_MEASURES)
 """Fields that are compared with a number."""
 FIELDS = (*SELECTORS, *MEASURES)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from partita.commands.arguments import open_sink, prepare, requested_view
 from partita.errors import ReportCheckError, ReportError, UsageError
-from partita.options.fields import path_of
+from partita.options.fields import group, path_of, with_flags
 from partita.options.placement import SupportCommand
 from partita.options.reports import (
     REPORT_VIEWS,
     CheckCommand,
+    CheckOptions,
     DiffCommand,
     ExplainCommand,
     HtmlCommand,
@@ -22,6 +24,8 @@ from partita.partition_reports import storage
 from partita.partition_reports.render.show import load_view
 
 if TYPE_CHECKING:
+    from partita.check.gate import GateResult
+    from partita.drift.records import Drift
     from partita.observations.records import Record
 
 VIEWS = {"Report": REPORT_VIEWS, "Bench": "partita.bench.sections", "SupportTable": SupportCommand.VIEWS}
@@ -114,16 +118,45 @@ def _refuse_stdin_twice(first: Path, second: Path | None) -> None:
 
 
 def check(options: CheckCommand) -> None:
-    """Check a report against its requirements. Raises ReportCheckError after showing failures."""
+    """Check a report, or a drift, against its requirements. Raises ReportCheckError after showing failures."""
     from partita.check import gate
+    from partita.drift.records import SCHEMA as DRIFT
+    from partita.drift.records import Drift
     from partita.library.report import check_report
+    from partita.partition_reports.records import SCHEMA, Report
 
     file, baseline = Path(options.file), path_of(options.baseline)
     _refuse_stdin_twice(file, baseline)
     showing = prepare(options)
-    report = storage.read(file)
-    compared = None if baseline is None else (str(baseline), storage.read(baseline))
-    result = check_report(report, options, str(file), compared)
+    kinds: dict[str, type[Record]] = {SCHEMA: Report, DRIFT: Drift}
+    record: Any = storage.read_one_of(file, kinds)
+    if isinstance(record, Drift):
+        result = _check_drift(options, record)
+    elif options.max_drift is not None:
+        raise UsageError(f"`max_drift` is for results of `partita drift --json`; {file} is a report")
+    else:
+        compared = None if baseline is None else (str(baseline), storage.read(baseline))
+        result = check_report(record, options, str(file), compared)
     showing.show(result)
     if not result.passed:
         raise ReportCheckError(gate.headline(result))
+
+
+def _check_drift(options: CheckCommand, found: Drift) -> GateResult:
+    """Check the largest error of a drift. Raises UsageError without a limit, or with limits of reports."""
+    from partita.check import gate
+    from partita.drift.document import error_text
+
+    most, file = options.max_drift, str(options.file)
+    others = replace(group(options, CheckOptions), require=tuple(options.require))
+    if most is None or options.baseline is not None or others != CheckOptions():
+        raise UsageError(f"{file} is a result of drift: give `max_drift`, and no limit of reports")
+    worst, reason = found.worst, found.unused_because
+    figure = gate.Figure(
+        None if reason is not None else worst.compared_error,
+        f"error {error_text(worst.compared_error)} in {worst.name}",
+        unknown_reason=f"no node ran on {found.provider.partition(',')[0]} ({reason})",
+    )
+    met, detail = gate.decide(figure, "<=", most)
+    outcome = gate.Outcome(check=with_flags(f"`max_drift={most}`"), met=met, detail=detail)
+    return gate.GateResult(report=file, baseline=None, passed=met, outcomes=(outcome,))

@@ -263,3 +263,14 @@ def _verb(change: Change) -> str:
     """`moved from CUDA to CPU`, `added`."""
     before, after = _texts(change)
     return f"moved from {before} to {after}" if (change.section, change.kind) == ("nodes", "changed") else change.kind
+
+
+def describe_changes(changes: list[Change], found: Comparison) -> str:
+    """Changes for the worse: `1 node: a/MatMul (prefill and decode: CUDA -> CPU: no_kernel_type)`."""
+    same = grouped(changes, lambda change: (change.name, describe(change)))
+    texts = [f"{name} ({listing(change.group for change in group)}: {text})" for (name, text), group in same.items()]
+    nodes = f"{plural(len({change.name for change in changes}), 'node')}: "
+    count = nodes if changes[0].section in ("nodes", "reasons") else ""
+    new = [change for change in found.of("copies") if changes[0].section == "copy_count" and change.kind == "added"]
+    more = f"; new: {name_some(dict.fromkeys(change.name for change in new))}" if new else ""
+    return f"{count}{name_some(texts)}{more}"

@@ -12,7 +12,8 @@ from functools import partial
 from partita.compare.document import report_headline
 from partita.compare.rows import Comparison, Details, Row, Side, compare_rows, field_rows
 from partita.diagnosis.records import Fallback, SkippedProvider
-from partita.observations.text_format import listing, plural, short_provider
+from partita.observations.text_format import decimals, listing, plural, short_provider
+from partita.partition_reports.cost import rows_of
 from partita.partition_reports.groups import added_nodes, file_counts, is_memcpy, provider_of, ran_by, report_rows
 from partita.partition_reports.outcome import (
     TOO_FEW,
@@ -21,6 +22,7 @@ from partita.partition_reports.outcome import (
     failure_of,
     is_in_place,
     is_known,
+    main_phase,
     preferred_of,
     status_of,
     too_few_steps,
@@ -30,6 +32,8 @@ from partita.partition_reports.records import Copy, FileNode, NodePlacement, Pha
 
 RELATED = 0.5
 """Minimum share of common node names, relative to the larger report, for reports of one model."""
+SAME_ROWS = 1.1
+"""Maximum ratio of active rows for comparing times per token: rows share the weights that a step reads."""
 COUNTER = re.compile(r"_\d+$")
 DIGITS = re.compile(r"\d+")
 COUNTED = ("phases", "outcome", "nodes", "reasons", "copies", "copy_count")
@@ -354,3 +358,34 @@ def _notes(before: Report, after: Report, phases: Phases) -> Iterator[str]:
         "times are from one run each and vary by some percent, more on a busy machine; repeat both runs before you "
         "rely on a ratio"
     )
+
+
+def slowdown(before: Report, after: Report) -> tuple[float | None, str]:
+    """Relative increase of the time per token (0.1: 10 % more) with its text; None with why it is unknown."""
+    was, now = main_phase(before), main_phase(after)
+    assert was is not None and now is not None
+    speeds, rows = (was.tokens_per_second, now.tokens_per_second), (_active_rows(before), _active_rows(after))
+    unknown = ""
+    if before.environment.cpu != after.environment.cpu:
+        unknown = "the runs were on different processors"
+    elif was.name != now.name:
+        unknown = f"{now.name} here, {was.name} in the baseline"
+    elif None not in (was.profiled, now.profiled) and was.profiled is not now.profiled:
+        which = "here" if now.profiled else "in the baseline"
+        unknown = f"every step of {now.name} was profiled {which}, which slows it down; generate more tokens there"
+    elif rows[0] and rows[1] and max(rows) > SAME_ROWS * min(rows):
+        unknown = f"{decimals(rows[1])} active rows per step here, {decimals(rows[0])} in the baseline"
+    if unknown or not speeds[0] or not speeds[1]:
+        return None, unknown or "one of the reports has no speed"
+    ratio = speeds[0] / speeds[1]
+    speed_text = f"{decimals(speeds[1])} tokens/s, {decimals(speeds[0])} in the baseline"
+    return round(ratio - 1, 12), f"{speed_text}: {decimals(ratio)} times the time per token"
+
+
+def _active_rows(report: Report) -> float:
+    """Mean number of active rows in timed decode steps, without accepted draft tokens; 0 without timed steps."""
+    phase, drafts = main_phase(report), report.speculation
+    if phase is None or phase.name != "decode":
+        return 0.0
+    tokens, steps = (phase.tokens, phase.steps) if drafts is None else (rows_of(drafts), drafts.steps)
+    return tokens / steps if tokens and steps else 0.0

@@ -133,6 +133,7 @@ class Report(ViewedRecord, records.Report):
         cache_in_place: bool = False,
         min_tokens_per_second: float | None = None,
         baseline: records.Report | None = None,
+        max_slowdown: float | None = None,
     ) -> GateResult:
         """Check the report against requirements, limits and a baseline, as `partita report check` does.
 
@@ -148,6 +149,7 @@ class Report(ViewedRecord, records.Report):
             cache_in_place=cache_in_place,
             min_tokens_per_second=min_tokens_per_second,
             require=requirements,
+            max_slowdown=max_slowdown,
         )
         compared = None if baseline is None else ("the baseline", baseline)
         result = check_report(self, check_fields(options), "the report", compared)

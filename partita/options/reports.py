@@ -84,9 +84,12 @@ class CheckOptions(PlacementLimits):
     require: Sequence[str] = option(
         "FIELD OP VALUE, comma-separated; all must hold in every phase; can be repeated. Selection: phase, "
         "op, module, provider, reason (= or !=). Numbers (= != < <= > >=): nodes, share of the selected nodes; "
-        "copies, tokens_per_second of a phase.",
+        "copies, tokens_per_second of a phase; unavailable of the report.",
         default=(),
         metavar="CONDITIONS",
+    )
+    max_slowdown: float | None = option(
+        "With --baseline: 0.1 allows 10 % more time per token. Default: no limit.", range=NUMBER
     )
 
 

@@ -340,6 +340,27 @@ def test_cache_no_longer_in_place_is_a_regression():
     assert "--baseline: cache" in failures(unseen, was) and failures(was, unseen) == {}
 
 
+def test_time_is_compared_only_between_similar_runs():
+    def at(speed, **changes):
+        return each_phase(mixed(), lambda phase: {"tokens_per_second": speed, "profiled": False} | changes)
+
+    def told(now, was, limit):
+        return failures(now, was, max_slowdown=limit).get(f"--max-slowdown {limit}")
+
+    fast, slow = at(100.0), at(80.0)
+    other = fast.model_copy(update={"environment": fast.environment.model_copy(update={"cpu": "Another CPU"})})
+    many = at(100.0, tokens=30, steps=10)
+    assert failures(slow, fast) == failures(slow, fast, max_slowdown=0.25) == {}
+    assert told(slow, fast, 0.2) == "80.0 tokens/s, 100 in the baseline: 1.25 times the time per token"
+    unknown = "cannot be confirmed: "
+    assert told(slow, other, 0.5) == f"{unknown}the runs were on different processors"
+    assert told(slow, fast.model_copy(update={"phases": fast.phases[:1]}), 0.5).startswith(f"{unknown}decode here, ")
+    assert told(at(80.0, profiled=True), fast, 0.5).startswith(f"{unknown}every step of decode was profiled here")
+    assert told(at(80.0, tokens=10, steps=10), many, 0.5).startswith(f"{unknown}1.00 active rows per step here, 3.00")
+    with pytest.raises(UsageError, match="needs `baseline`"):
+        failures(slow, max_slowdown=0.5)
+
+
 def test_baseline_with_other_phases_chain_or_model_fails():
     assert failures(having(phases=mixed().phases[:1]), mixed()) == {
         "--baseline: phases": "phases (request: prefill, decode -> prefill)"

@@ -14,10 +14,7 @@ from partita.options.reports import CheckCommand
 from partita.partition_reports.records import SubgraphNode, Subgraphs
 from tests.conftest import REPOSITORY
 from tests.partition_reports.report_changes import compiled, each_node, each_phase, mixed
-from tests.partition_reports.samples import (
-    CPU,
-    GPU,
-)
+from tests.partition_reports.samples import CPU, GPU, MISSING_FIRST_CHAIN, recorded_facts, report_of
 
 NAMES = {"webgpu": GPU, "cpu": CPU}
 WORDS = Vocabulary(lambda name: NAMES.get(name, name), ("no_kernel_op", "cpu_preferred", "unexplained"))
@@ -68,6 +65,7 @@ FUSED = compiled(1, "model.layers.0.mlp/Mul", QUERY, "lm_head/MatMul", provider=
             "provider=webgpu,nodes>=6,share>=0.6",
             "op=Conv,nodes=0",
             "op=Conv,provider=cpu,nodes=0",
+            "unavailable=0",
         )),
         *((text, False, None) for text in (
             "provider=webgpu,share>0.67",
@@ -99,6 +97,7 @@ def test_requirement_conditions_and_measures_are_evaluated(text, holds, change):
 
 
 LOST = each_node(mixed(), lambda n: n.model_copy(update={"provider": None if n.name == QUERY else n.provider}))
+UNAVAILABLE = report_of(recorded_facts(), MISSING_FIRST_CHAIN)
 NO_MODULE = "cannot be confirmed in prefill and decode: no phase has a node of this module"
 """A renamed or misspelled module selects no node, so `nodes=0` would always hold."""
 
@@ -121,6 +120,7 @@ NO_MODULE = "cannot be confirmed in prefill and decode: no phase has a node of t
         ("op=Conv,provider=webgpu,share<=1", mixed(), "cannot be confirmed in prefill and decode: no node of the file"),
         ("tokens_per_second>=0", SLOW, "cannot be confirmed in prefill and decode: the report has no times"),
         *((f"module=self_atn,{part},nodes=0", mixed(), NO_MODULE) for part in ("provider=cpu", "reason=unexplained")),
+        ("unavailable=0", UNAVAILABLE, "1 unavailable provider in prefill and decode: TensorrtExecutionProvider ("),
         ("copies<=99", inside(copies=None), "cannot be confirmed in prefill and decode: some copies in control-flow"),
         ("provider=webgpu,share>=0.9", inside(copies=0), "share 0.6667 (5 nodes in control-flow subgraphs not "),
     ],
@@ -169,6 +169,7 @@ def test_folded_nodes_are_excluded_from_share():
         ("copies<=inf", "compared with a number"),
         ("provider=cpu,share>=95", "between 0 and 1"),
         ("provider=cpu,copies<=1", "copies measures a whole phase"),
+        ("provider=cpu,unavailable=0", "unavailable measures a whole phase"),
         ("", "is not FIELD OP VALUE"),
         ("nodes=1,", "is not FIELD OP VALUE"),
     ],

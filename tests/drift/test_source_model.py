@@ -70,6 +70,7 @@ def test_rounding_of_weights_and_states_is_within_tolerance_of_every_node(
 def test_source_model_is_named_by_folder_or_by_manifest(
     tiny_checkpoint: TinyCheckpoint,
     exported: Exported,
+    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -82,7 +83,13 @@ def test_source_model_is_named_by_folder_or_by_manifest(
     err = capsys.readouterr().err
     assert err.count("\n") == 1 and f"--against ./{checkpoint.name}" in err
     monkeypatch.chdir(checkpoint.parent)
-    assert run(words) == 0
+    result = str(tmp_path / "drift.json")
+    assert run([*words, "--view", "json", "--out", result]) == 0
+    assert run(["report", "check", result, "--max-drift", "0.01"]) == 0
+    assert run(["report", "check", result, "--max-drift", "1e-12"]) == 5
+    assert "FAILED --max-drift 1e-12: error " in capsys.readouterr().out
+    for more in ([], ["--max-drift", "1", "--max-copies", "1"]):
+        assert run(["report", "check", result, *more]) == 2 and "give --max-drift" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
