@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from partita.capacity.records import Estimate, Plan
 from partita.observations.text_format import decimals, human_bytes, plural
 from partita.partition_reports.render.show import Views
-from partita.partition_reports.sections.model import Column, Document, Line, Section, pairs, table
+from partita.partition_reports.sections.model import Column, Document, Group, Line, Plot, Section, pairs, table
 
 
 def document(plan: Plan) -> Document:
@@ -55,12 +55,15 @@ def _range(found: Estimate) -> str:
 
 
 def _memory(plan: Plan) -> Section:
-    """Memory by kind."""
+    """Memory by kind, and as a plot in the page."""
     rows: list[tuple[str, str, str]] = [(part.name, human_bytes(part.size_bytes), part.basis) for part in plan.memory]
     if plan.load_bytes == plan.required_bytes:
         rows.append(("peak of loading", human_bytes(plan.load_bytes), "packed weights and the mapped file together"))
     heads = ("memory", Column("size"), "basis")
-    return Section("memory", "Memory", (table("Memory at full context", heads, rows),))
+    points = tuple((part.name, float(part.size_bytes)) for part in plan.memory)
+    plot = Plot("Memory in bytes", points, float(plan.device.available_bytes), "available memory")
+    fold = Group("Plot of the memory", (plot,), folded=True)
+    return Section("memory", "Memory", (table("Memory at full context", heads, rows), fold))
 
 
 def _speed(plan: Plan) -> Section:

@@ -12,8 +12,8 @@ from partita.partition_reports.sections.model import (
     Block,
     Document,
     Line,
+    Plot,
     Section,
-    bars,
     numbers,
     pairs,
     table,
@@ -137,7 +137,9 @@ def _growth(found: Drift) -> Section | None:
     """Errors over the layers."""
     if not found.layers:
         return None
-    growth = Line(bars(part.error for part in found.layers), "error in the whole graph, by layer")
+    points = tuple((part.name, part.error) for part in found.layers)
+    limit = max(part.tolerance for part in found.layers)
+    growth = Plot("error in the whole graph, by layer", points, limit, "tolerance")
     return Section("layers", "Layers", (growth, _errors("layer", found.layers, values=True)))
 
 

@@ -22,6 +22,7 @@ from partita.library.planning import here_rates
 from partita.options.inspection import PlanOptions
 from partita.package.folder import read_manifest
 from partita.partition_reports.records import Subgraphs
+from partita.partition_reports.render.show import load_view
 from partita.process import rss_bytes
 from partita.providers.resolve import parse_chain
 from partita.remedies import Remedy
@@ -153,6 +154,8 @@ def test_oversized_plan_exits_5_and_names_largest_settings(tiny_checkpoint, caps
     plan = Plan.model_validate(found)
     assert not plan.fits and 0 < plan.largest_batch < 16_000_000
     assert plan.required_bytes > plan.device.available_bytes == 16 << 30
+    page = load_view("html", "partita.capacity.document").to_text(plan)
+    assert page.count("<rect ") == len(plan.memory) and "line: available memory 2e+10" in page
 
 
 def test_device_speed_is_interval_from_data_sheet(package: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,6 +24,7 @@ from partita.drift.records import Drift
 from partita.drift.sides import GraphRun, Side, file_step, package_steps
 from partita.errors import GenerationError
 from partita.foreign.folder import Choice, open_folder
+from partita.partition_reports.render.show import load_view
 from partita.providers.resolve import parse_chain
 from partita.runtime.place.onnx_model import read_onnx
 from tests.conftest import Exported, TinyCheckpoint
@@ -84,6 +85,9 @@ def test_text_fits_80_columns_and_shows_the_growth(tmp_path: Path) -> None:
     assert max(map(len, text.splitlines())) <= 80
     assert "first node over tolerance on cpu against cpu" in " ".join(text.split())
     assert "error in the whole graph, by layer: " in text and "█" in text
+    page = load_view("html", "partita.drift.document").to_text(found)
+    marks = ('<rect class="over"', '<line class="limit"', f"<title>{found.layers[0].name}: ")
+    assert page.count("<rect ") == len(found.layers) and all(mark in page for mark in marks)
     assert found.pin_trials == ()  # both sides run on the same provider
 
 

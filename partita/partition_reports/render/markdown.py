@@ -16,6 +16,7 @@ from partita.partition_reports.sections.model import (
     Document,
     Group,
     Line,
+    Plot,
     Section,
     Table,
     is_empty,
@@ -82,6 +83,7 @@ def write_blocks(blocks: Sequence[Block], *, unfold: bool = False) -> Iterator[s
 
 def write_block(block: Block, *, unfold: bool = False) -> Iterator[str]:
     """A block of a section as lines of Markdown."""
+    block = block.as_line if isinstance(block, Plot) else block
     if isinstance(block, Line):
         label = f"**{safe(block.label)}**: " if block.label else ""
         yield f"{label}{safe(block.text)}"

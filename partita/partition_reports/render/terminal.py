@@ -21,6 +21,7 @@ from partita.partition_reports.sections.model import (
     Document,
     Group,
     Line,
+    Plot,
     Table,
     Tone,
     shown_blocks,
@@ -241,6 +242,7 @@ def _show_blocks(page: Page, blocks: Sequence[Block], indent: int) -> None:
 
 def _show_block(page: Page, block: Block, indent: int) -> None:
     """Print one block."""
+    block = block.as_line if isinstance(block, Plot) else block
     if isinstance(block, Line):
         hang = INDENT if block.label else 0
         page.line(block.text, indent=indent, hang=hang, label=block.label, style=TONES[block.tone])

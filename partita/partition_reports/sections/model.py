@@ -145,7 +145,34 @@ class LayerMap:
     """Title and cells of each layer."""
 
 
-Block = Line | Command | Table | Group | LayerMap
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """Named positive values in order, on a logarithmic axis, with a limit. None: infinite."""
+
+    caption: str
+    points: tuple[tuple[str, float | None], ...]
+    limit: float
+    limit_name: str
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Ends of the axis: a tenth of the smallest value that is not 0, and the largest value."""
+        known = [value for value in (self.limit, *(value for _, value in self.points)) if value] or [1.0]
+        return min(known) / 10, max(known)
+
+    def height(self, value: float | None) -> float:
+        """Height of a value from 0 to 1; an infinite one is 1."""
+        low, high = self.ends
+        return 1.0 if value is None else log(max(value / low, 1.0)) / log(high / low)
+
+    @property
+    def as_line(self) -> Line:
+        """The heights as characters, for views without pictures."""
+        heights = (self.height(value) for _, value in self.points)
+        return Line("".join(BARS[min(int(height * len(BARS)), len(BARS) - 1)] for height in heights), self.caption)
+
+
+Block = Line | Command | Table | Group | Plot | LayerMap
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,15 +301,6 @@ def _is_number(value: object) -> bool:
 
 def _items(value: object) -> tuple[object, ...]:
     return value if isinstance(value, tuple) else (value,)
-
-
-def bars(values: Iterable[float | None]) -> str:
-    """Values as bars on a logarithmic scale from a tenth of the smallest value; None: infinite."""
-    listed = list(values)
-    known = [value for value in listed if value] or [1.0]
-    low, high = min(known) / 10, max(known)
-    heights = [1.0 if value is None else log(max(value / low, 1.0)) / log(high / low) for value in listed]
-    return "".join(BARS[min(int(height * len(BARS)), len(BARS) - 1)] for height in heights)
 
 
 def is_empty(block: Block) -> bool:
