@@ -175,3 +175,13 @@ def test_failed_cache_write_keeps_run_and_leaves_no_entry(environment, target, m
     done = execute("-c", LIMITED, *words, *caching(target, tmp_path / "kept"), folder=tmp_path)
     assert any("compiled graph is not kept: " in note for note in honoured(done).json["notes"])
     assert not list((tmp_path / "kept").iterdir())
+
+
+@cases("target", keeping)
+def test_compiled_model_note_names_provider_and_compatibility(environment, target, place, partita, tmp_path):
+    """On x86-64, QNN's plugin does not evaluate its own compatibility string."""
+    place(target, *caching(target, tmp_path / "kept"))
+    (compiled,) = (tmp_path / "kept").glob("*/compiled.onnx")
+    words = ("place", compiled, "--provider", f"{target.provider},cpu", "--json")
+    (note,) = [note for note in honoured(partita(*words)).json["notes"] if "compiled for" in note]
+    assert note.startswith(f"compiled for {target.ort_name} (v") and "unknown (EP_NOT_APPLICABLE)" in note
