@@ -18,7 +18,7 @@ import pytest
 from partita.check.requirements import Limits
 from partita.library.api import QUIET
 from partita.library.chain import read_chain
-from partita.options.generation import ServerLimits
+from partita.options.generation import BatchOptions, ServerLimits
 from partita.options.groups import Process, ProviderChain
 from partita.package.folder import read_manifest
 from partita.serve.metrics import Metrics
@@ -81,10 +81,12 @@ def running(
     origins: tuple[str, ...] = (),
     process: Process = "this",
     placement: Limits | None = None,
+    prefix: Path | None = None,
+    batch: BatchOptions = BatchOptions(),  # noqa: B008 - frozen
 ) -> Iterator[Running]:
     """A server of these packages on a free port."""
     metrics = Metrics()
-    serving = Serving(read_chain(CPU), process=process, placement=placement or Limits())
+    serving = Serving(read_chain(CPU), process=process, placement=placement or Limits(), batch=batch)
     listens = threading.Event()
     with ExitStack() as stack:
         listening = stack.enter_context(bind("127.0.0.1", 0))
@@ -92,7 +94,7 @@ def running(
         models = {}
         for name, package in packages.items():
             manifest = read_manifest(package)
-            models[name] = open_served(name, package, manifest, serving, metrics, QUIET, log.append)
+            models[name] = open_served(name, package, manifest, serving, metrics, QUIET, log.append, prefix)
             stack.callback(models[name].stop)
         server = Server(
             models,
