@@ -111,6 +111,31 @@ def test_out_of_range_option_raises_usage_error_with_range(option, value):
         make_sampler(Sampling(**{"temperature": 1.0, option: value}))
 
 
+@pytest.mark.parametrize("temperature", [1e-3, 0.7, 100.0])
+@pytest.mark.parametrize("penalty", [0.01, 1.0, 100.0])
+def test_distribution_is_exact_for_values_of_every_size(temperature, penalty):
+    draw = np.random.default_rng(7)
+    logits = (draw.standard_normal(24) * 10.0 ** draw.integers(-44, 35, 24)).astype(np.float32)
+    history = np.array([1, 3, 3], np.int64)
+    scores, factor = logits.astype(np.float64), float(np.float32(penalty))
+    scores[[1, 3]] *= np.where(scores[[1, 3]] < 0, factor, 1 / factor)
+    with np.errstate(under="ignore"):
+        weights = np.exp((scores - scores.max()) / temperature)
+    expected = weights / weights.sum()
+    np.testing.assert_allclose(ours(logits, history, temperature, 0, 1.0, 0.0, penalty), expected, rtol=2e-5, atol=1e-9)
+    sampler = make_sampler(Sampling(temperature=temperature, repetition_penalty=penalty, seed=1))
+    assert expected[sampler(logits, history)] > 0
+
+
+def test_tokens_are_drawn_as_often_as_their_weights_in_every_block():
+    weights = np.zeros(5 * sampling.BLOCK + 7, np.float32)
+    weights[[sampling.BLOCK - 1, 3 * sampling.BLOCK, len(weights) - 1]] = (0.5, 0.3, 0.2)
+    drawn = [sampling.draw(weights, uniform) for uniform in np.linspace(0, 1 - 2**-53, 1000)]
+    counts = np.bincount(drawn, minlength=len(weights))
+    assert set(np.flatnonzero(counts)) == set(np.flatnonzero(weights))
+    np.testing.assert_allclose(counts[weights > 0] / 1000, (0.5, 0.3, 0.2), atol=0.002)
+
+
 @pytest.mark.parametrize(
     "options", list(itertools.product([0.3, 1.5], [0, 40, 9000], [0.3, 0.95, 1.0], [0.0, 0.1], [1.0, 1.3]))
 )
