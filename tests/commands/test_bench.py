@@ -37,6 +37,17 @@ def measured(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str
     return found
 
 
+def test_bench_tokens_match_generate(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prompt = ("--prompt", "1,45,7,99", "--token-ids")
+    found = measured(capsys, package, "--provider", "cpu", *prompt, "--rounds", "1", "--max-new-tokens", "6")
+    out, _ = succeeds(
+        capsys, "generate", package, "1,45,7,99", "--token-ids", "--max-new-tokens", "6", "--provider", "cpu", "--json"
+    )
+    ours = found["contenders"][0]["round_results"][0]["tokens"][0]
+    theirs = json.loads(out)["rows"][0]["tokens"]
+    assert ours[: len(theirs)] == theirs and len(ours) == 6
+
+
 def test_reports_are_written_to_folder(package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "reports"
     succeeds(capsys, "bench", package, "--provider", "cpu", "--provider", NO_DEVICE, *QUICK, "--report", folder)
