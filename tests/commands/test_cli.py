@@ -262,6 +262,16 @@ def into_closed_pipe(*arguments: object, **environment: str) -> subprocess.Compl
     return done
 
 
+@pytest.mark.parametrize(("options", "unbuffered"), [((), ""), (("--json",), "1")])
+def test_closed_stdout_exits_0_and_writes_report(package, tmp_path, options, unbuffered):
+    report = tmp_path / "r.json"
+    arguments = ("generate", package, PROMPT, "--max-new-tokens", 40, "--report", report, *options)
+    done = into_closed_pipe(*arguments, PYTHONUNBUFFERED=unbuffered)
+    assert done.returncode == 0, done.stderr
+    totals = json.loads(report.read_text())["totals"]
+    assert totals["finish_reason"] == "length" or "stdout was closed" in totals["finish_detail"]
+
+
 def test_closed_stdout_keeps_exit_codes_of_other_commands(package: Path, own_package: Path, tmp_path: Path) -> None:
     report = tmp_path / "r.json"
     into_closed_pipe("generate", package, PROMPT, "--report", report)
