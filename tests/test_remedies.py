@@ -23,6 +23,7 @@ import typer.main
 
 from partita import cli
 from partita.diagnosis.reasons import REASONS
+from partita.foreign import inference
 from partita.package.folder import WEIGHTS, read_manifest
 from partita.providers.options import parse_options, split_options
 from partita.providers.resolve import known_providers, parse_chain
@@ -275,6 +276,38 @@ def test_long_prompt_remedy_exports_cache_up_to_model_positions(tiny_checkpoint,
     assert cli.run(["generate", given["PACKAGE"], ids, "--token-ids", "--provider", "cpu"]) == 0
     (only,) = alternatives(refused(most))
     assert only.text == f"shorten the prompt: the model supports at most {most} positions" and not only.command
+
+
+def test_missing_tokenizer_remedy_names_only_supported_options(tiny_checkpoint, exported, tmp_path):
+    package = shutil.copytree(exported(tiny_checkpoint("llama")), tmp_path / "pkg")
+    (package / "tokenizer.json").unlink()
+    raw = json.loads((package / "manifest.json").read_text())
+    files = [entry for entry in raw["files"] if entry["name"] != "tokenizer.json"]
+    (package / "manifest.json").write_text(json.dumps({**raw, "files": files, "tokenizer": "none"}))
+    export, generate = alternatives(remedy_of("chat", package, "--provider", "cpu"))
+    assert not export.options and not export.command and not generate.options
+    assert cli.run([*generate.command[1:], "--provider", "cpu", "--max-new-tokens", "1"]) == 0
+
+
+def test_missing_bfloat16_kernels_error_suggests_fp32_export(tiny_checkpoint, exported, tmp_path, monkeypatch):
+    """The suggested command changes only the precision, and exports a package that runs."""
+    checkpoint = tiny_checkpoint("llama")
+    package = exported(checkpoint, precision="bf16")
+    monkeypatch.chdir(tmp_path)
+    command = remedy_of("generate", package, "hi", "--provider", "cpu").command
+    assert command[-2:] == ("--precision", "fp32") and "--attention" not in command
+    given = [str(checkpoint) if word == "CHECKPOINT" else word for word in command[1:]]
+    assert cli.run([*given, "--max-length", "32", "--no-verify"]) == 0
+    assert cli.run(["generate", given[2], "hi", "--provider", "cpu", "--max-new-tokens", "2"]) == 0
+
+
+def test_corrected_contract_file_resolves_the_error(tmp_path):
+    words, contract = (SAMPLES / "optimum", "1,2", "--token-ids", "--provider", "cpu"), tmp_path / "contract.toml"
+    state = '[[states]]\npast = "past_key_values.0.key"\npresent = "present.0.key"\nkind = "key"\n'
+    contract.write_text(f"{state}shape = [1, 1]\n")
+    assert remedy_of("generate", *words, "--contract", contract).text == inference.CORRECT.text
+    contract.write_text(state)
+    assert cli.run(["generate", *map(str, words), "--contract", str(contract)]) == 0
 
 
 APPLIED_HERE: dict[str, tuple[str, ...]] = {
