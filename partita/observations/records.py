@@ -12,7 +12,7 @@ from partita.remedies import Remedy
 
 Source = Literal[
     "model_file",  # the ONNX file of the package
-    "optimised_model",  # the graph that ONNX Runtime runs, written by a second session
+    "optimised_model",  # the graph that ONNX Runtime runs, written by the session
     "plan_file",  # session.node_partition_config_file: final execution plan, after fusion and Memcpy insertion
     "assignment",  # get_provider_graph_assignment_info(): after level 1 optimisation
     "profile",  # ONNX Runtime's profile of the observation window

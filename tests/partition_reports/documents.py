@@ -13,6 +13,7 @@ from partita.compare.reports import compare
 from partita.explain import find
 from partita.machine import Device, Gpu, MachineReport, OnnxRuntime, ProviderEntry
 from partita.observations.records import Record
+from partita.options.reports import CheckOptions
 from partita.partition_reports.render.show import REPORT_VIEWS
 from partita.partition_reports.sections.model import Document
 from tests.bench.test_contenders import FAST, SLOW, built, lane

@@ -1,7 +1,8 @@
-"""The optimised graph from a second session: its contents, and no effect on the run."""
+"""The optimised graph, which the first session writes without weights."""
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,18 +15,15 @@ from partita.check.requirements import Limits
 from partita.errors import ResourceError
 from partita.library.run_report import report_run
 from partita.partition_reports.request_records import Request
+from partita.providers.resolve import Resolution, known_providers
 from partita.runtime.chain.open_chain import chain_entry
 from partita.runtime.generate import run_facts
-from partita.runtime.generate.run_facts import (
-    LIMIT_BYTES,
-    add_optimised,
-    with_captured,
-    with_optimised,
-)
+from partita.runtime.generate.run_facts import add_optimised, with_captured, with_optimised
 from partita.runtime.lab.graph import cut_graph
 from partita.runtime.lab.variant import node_variant
 from partita.runtime.machine import environment
-from partita.runtime.ort.session import NativeFailureError
+from partita.runtime.ort.session import NativeFailureError, open_native
+from partita.runtime.ort.session_options import Opening
 from partita.runtime.place import run_phases as place
 from partita.runtime.place.model_file import graph_node
 from partita.runtime.place.onnx_model import read_onnx
@@ -37,6 +35,10 @@ NORM = """g (float[2,4,4] x, float[2,4,4] y) => (float[2,4,4] z)
   [add] s = Add(x, y) [ln] l = LayerNormalization(s, g, b) [pow] z = Pow(l, two)
 }"""
 """ONNX Runtime fuses the first two into one node that it names SkipLayerNormalization."""
+
+
+SIZED = "(float[1,2048] y) <int64[2] s = {2048, 2048}> {"
+CPU_ONLY = [Resolution(known_providers()["cpu"], "active")]
 
 
 def session_of(result):
@@ -81,34 +83,43 @@ def test_package_has_optimised_graph_for_each_session(open_runner):
         assert {node.name for node in session.optimised or ()} == planned and planned
 
 
-def test_second_session_failure_is_recorded_as_reason(tmp_path, monkeypatch):
-    def fails(path, active, opening):
-        raise NativeFailureError(RuntimeError("no room\nat all"), ())
+def test_graph_is_written_while_the_session_opens_and_without_weights(tmp_path):
+    """The reason is the same for weights of every size: they are discarded."""
+    text = (
+        "g (float[1,2048] x) => (float[1,2048] y) { w = ConstantOfShape<value = float[1] {0.5}>(s) y = MatMul(x, w) }"
+    )
+    model = parser.parse_model(
+        f'<ir_version: 10, opset_import: ["" : 21]>\n{text.replace("(float[1,2048] y) {", SIZED)}'
+    )
+    onnx.save(model, tmp_path / "m.onnx")
+    with closing(open_native(tmp_path / "m.onnx", CPU_ONLY, Opening(observe=True))) as session:
+        assert session.optimised is not None and len(session.optimised) < 4096
+        (product,) = onnx.load_from_string(session.optimised).graph.node
+        assert product.op_type == "MatMul", "16 MiB of folded weights are not in the file"
+    with closing(open_native(tmp_path / "m.onnx", CPU_ONLY, Opening())) as session:
+        assert session.optimised is None
 
-    monkeypatch.setattr(run_facts, "open_native", fails)
-    result = placed(written(tmp_path / "m.onnx", NORM))
-    assert result.error is None and session_of(result).optimised is None
-    assert "no room at all" in session_of(result).optimised_missing_reason
 
-
-def test_optimised_graph_with_different_placement_is_discarded(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_facts, "read_optimised", lambda session: ((), (("Other", "pow"),)))
-    session = session_of(placed(written(tmp_path / "m.onnx", NORM)))
-    assert session.optimised is None
-    assert "1 node only in the plan of the run, 1 only in its own" in session.optimised_missing_reason
-
-
-def test_second_session_is_skipped_for_large_weights_or_compiling_provider(open_runner, monkeypatch):
-    monkeypatch.setattr(run_facts, "open_native", lambda *_: pytest.fail("a second session was opened"))
+def test_missing_optimised_graph_has_a_reason(open_runner, monkeypatch):
     runner = open_runner(observe=True)
     facts, session = run_facts.run_facts(runner), runner.graphs[0].session
     assert place.with_graphs(facts, [session], ResourceError("memory ran out")) is facts
     (seen,) = facts.sessions
-    large = add_optimised(seen, session, LIMIT_BYTES + 1)
-    assert large.optimised is None and "256 MiB" in large.optimised_missing_reason
+    session.optimised = b"no graph"
+    assert "not a valid ONNX file" in add_optimised(seen, session).optimised_missing_reason
     (entry,) = session.active
-    session.active = (replace(entry, provider=replace(entry.provider, compiles=True)),)
-    assert "cpu compiles" in add_optimised(seen, session, 0).optimised_missing_reason
+    compiling = replace(entry.provider, compiles=True)
+    session.active, session.optimised = (replace(entry, provider=compiling),), None
+    assert "cpu compiles" in add_optimised(seen, session).optimised_missing_reason
+    session.active = (replace(entry, provider=replace(compiling, ort_name="Idle")), entry)
+    monkeypatch.setattr(run_facts, "open_native", lambda path, active, opening: open_native(path, [entry], opening))
+    assert add_optimised(seen, session).optimised, "a provider without nodes compiled nothing"
+
+    def fails(*_):
+        raise NativeFailureError(RuntimeError("no room\nat all"), ())
+
+    monkeypatch.setattr(run_facts, "open_native", fails)
+    assert "no room at all" in add_optimised(seen, session).optimised_missing_reason
 
 
 def test_node_inputs_include_values_captured_by_subgraphs():

@@ -1,22 +1,19 @@
 """Facts of a runner's last generation for the report, with the optimised graph of each session.
 
-ONNX Runtime writes the optimised graph while a session opens, so a second session with the same chain, options, pins
-and model writes it after the run. The graph is used only if its plan equals that of the run.
+ONNX Runtime writes the optimised graph while an observed session opens, without weights. It cannot write compiled
+nodes: if the chain has a compiling provider and it got no node, a second session writes it.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from partita.files import temporary_directory
 from partita.observations.facts import GraphNode, PortFact, RunFacts, RunWindow, SessionFacts, SpeculationFact, StepFact
 from partita.observations.records import Memory
-from partita.observations.text_format import human_bytes, plural
+from partita.observations.text_format import plural
 from partita.process import peak_rss_bytes
 from partita.runtime.generate.bound_graph import BoundGraph, LoadedGraph
 from partita.runtime.generate.record import Recorder, Step, session_facts
@@ -181,10 +178,7 @@ def _finished(steps: Sequence[Step]) -> str:
     return next(reason for reason in ("error", "cache_full", "length", "stop") if reason in reasons)
 
 
-LIMIT_BYTES = 256 << 20
-"""Maximum bytes of weights for a second session, which loads them again and writes them to disk."""
 MESSAGE_LENGTH = 200
-Plan = tuple[tuple[str, ...], ...]
 
 
 def with_optimised(facts: RunFacts, sessions: Sequence[Session]) -> RunFacts:
@@ -193,55 +187,38 @@ def with_optimised(facts: RunFacts, sessions: Sequence[Session]) -> RunFacts:
     `sessions`: in the order of the facts; open or closed.
     """
     pairs = zip(facts.sessions, sessions, strict=True)
-    weight_bytes = facts.memory.weight_bytes
-    return replace(facts, sessions=tuple(add_optimised(known, session, weight_bytes) for known, session in pairs))
+    return replace(facts, sessions=tuple(add_optimised(known, session) for known, session in pairs))
 
 
-def add_optimised(facts: SessionFacts, session: Session, weight_bytes: int) -> SessionFacts:
+def add_optimised(facts: SessionFacts, session: Session) -> SessionFacts:
     """The facts of one session with its optimised graph, or with the reason why it is missing."""
     placed = None if facts.assigned is None else {node.provider for node in facts.assigned}
-    compiling = [
-        entry.provider.name
-        for entry in session.active
-        if entry.provider.compiles and (placed is None or entry.provider.ort_name in placed)
-    ]
-    reason = ""
-    if compiling:
-        reason = f"{compiling[0]} compiles subgraphs, and ONNX Runtime cannot serialise a graph with compiled nodes"
-    elif weight_bytes > LIMIT_BYTES:
-        reason = f"its weights of {human_bytes(weight_bytes)} exceed {human_bytes(LIMIT_BYTES)}, and a second "
-        reason += "session would load them again"
-    if reason:
-        return replace(facts, optimised_missing_reason=reason)
+    for entry in session.active:
+        if entry.provider.compiles and (placed is None or entry.provider.ort_name in placed):
+            reason = f"{entry.provider.name} compiles subgraphs, and ONNX Runtime cannot serialise compiled nodes"
+            return replace(facts, optimised_missing_reason=reason)
     try:
-        nodes, plan = read_optimised(session)
+        return replace(facts, optimised=_read_nodes(session.optimised or _saved(session)))
     except (NativeFailureError, OSError, MemoryError, ValueError) as error:
         message = one_line(str(error), MESSAGE_LENGTH)
-        return replace(facts, optimised_missing_reason=f"the second session, which writes it, failed: {message}")
-    reason = difference(facts.plan, plan)
-    return replace(facts, optimised=None if reason else nodes, optimised_missing_reason=reason)
+        return replace(facts, optimised_missing_reason=f"ONNX Runtime could not write it: {message}")
 
 
-def read_optimised(session: Session) -> tuple[tuple[GraphNode, ...], Plan | None]:
-    """Nodes of the optimised graph of a second session, and its plan.
-
-    Raises NativeFailureError when it cannot be opened, OSError when the file cannot be written or read, ValueError for
-    a damaged file.
-    """
-    with temporary_directory() as folder:
-        path = Path(folder) / "optimised.onnx"
-        opening = replace(session.opening, observe=False, optimised=path)
-        with closing(open_native(session.path, session.active, opening)) as second:
-            return _read_nodes(path), second.plan
+def _saved(session: Session) -> bytes:
+    """The optimised graph of a second session like the first. Raises NativeFailureError, OSError."""
+    opening = replace(session.opening, observe=False, saves_graph=True)
+    with closing(open_native(session.path, session.active, opening)) as second:
+        assert second.optimised is not None
+        return second.optimised
 
 
-def _read_nodes(path: Path) -> tuple[GraphNode, ...]:
-    """Nodes of the file `path`, including those in subgraphs. Raises OSError, and ValueError for a damaged file."""
+def _read_nodes(content: bytes) -> tuple[GraphNode, ...]:
+    """Nodes of an ONNX file, including those in subgraphs. Raises ValueError for a damaged file."""
     import onnx
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
     try:
-        graph = onnx.load(path, load_external_data=False).graph
+        graph = onnx.load_from_string(content).graph
     except DecodeError as error:
         raise ValueError(f"the optimised graph is not a valid ONNX file ({error})") from error
     return tuple(
@@ -257,20 +234,3 @@ def with_captured(known: GraphNode, node: onnx.NodeProto) -> GraphNode:
     """The node with outer tensors that its subgraphs read added to its inputs."""
     captured = dict.fromkeys(name for name in tensors_read(node) if name not in known.inputs)
     return replace(known, inputs=(*known.inputs, *captured)) if captured else known
-
-
-def difference(ran: Plan | None, wrote: Plan | None) -> str:
-    """How the plan of the session that wrote the graph differs from the run's; empty if equal.
-
-    ONNX Runtime numbers the nodes that it adds per graph, so their names are the same in every session.
-    """
-    if ran is None or wrote is None:
-        return "ONNX Runtime wrote no plan, so a second session's graph cannot be matched with the run"
-    ours, theirs = (Counter(name for stream in plan for name in stream) for plan in (ran, wrote))
-    if ours == theirs:
-        return ""
-    only_ours, only_theirs = (ours - theirs).total(), (theirs - ours).total()
-    return (
-        f"the second session placed the graph differently, so it is not used: {plural(only_ours, 'node')} only in the "
-        f"plan of the run, {only_theirs} only in its own"
-    )

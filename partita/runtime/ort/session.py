@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,12 +34,21 @@ from partita.runtime.ort.buffers import (
 from partita.runtime.ort.errors import ESCAPES
 from partita.runtime.ort.native_log import FATAL, WARNING, CapturedLog, RunLog, captured_output, parse_plan
 from partita.runtime.ort.registry import preload_libraries
-from partita.runtime.ort.session_options import STRICT_KEY, Opening, chosen_providers, log_level, session_options
+from partita.runtime.ort.session_options import (
+    GRAPH_FILE,
+    STRICT_KEY,
+    Opening,
+    chosen_providers,
+    log_level,
+    session_options,
+)
 from partita.runtime.place.model_file import all_tensors
 from partita.signals import hold_signals
 
 EP_CONTEXT = "EPContext"
 """Operator of a compiled subgraph in a file."""
+NOT_SAVED = re.compile(r"(?i)serializ|optimized[ _]model|external (data|initializers?) file")
+"""Errors of writing the optimised graph, e.g. with a plugin that compiles subgraphs."""
 TIMED_SECONDS = 0.05
 
 
@@ -74,8 +84,10 @@ class Session:
         cleanup: Callable[[], None],
         opening: Opening,
         load_seconds: float,
+        optimised: bytes | None = None,
     ) -> None:
-        """`plan`: text of the plan file. `cleanup`: removes the session's files."""
+        """`plan`: text of the plan file. `cleanup`: removes the session's files. `optimised`: the optimised graph."""
+        self.optimised = optimised
         self.path, self.log, self.load_seconds = path, log, load_seconds
         self.resolutions = resolutions
         """State of each provider of the chain; set by `chain`."""
@@ -296,6 +308,9 @@ def open_native(path: Path, active: Sequence[Resolution], opening: Opening) -> S
     """
     if opening.observe:
         profiles_folder()  # an unusable one is an error before the run
+    if opening.saves_graph is None:
+        compiles = any(resolution.provider.compiles for resolution in active)
+        opening = replace(opening, saves_graph=opening.observe and not compiles)
     temporary = temporary_directory() if opening.scratch is None else None
     folder = Path(temporary.name) if temporary is not None else opening.scratch
     assert folder is not None
@@ -318,10 +333,13 @@ def open_native(path: Path, active: Sequence[Resolution], opening: Opening) -> S
                 raise
         native.disable_fallback()
         text = plan.read_text(encoding="utf-8") if plan.is_file() else None
+        graph = plan.with_name(GRAPH_FILE).read_bytes() if opening.saves_graph else None
         seconds = time.perf_counter() - began
-        return Session(native, path, tuple(active), captured.lines, text, cleanup, opening, seconds)
+        return Session(native, path, tuple(active), captured.lines, text, cleanup, opening, seconds, graph)
     except NATIVE_ERRORS as error:
         cleanup()
+        if opening.saves_graph and opening.observe and NOT_SAVED.search(str(error)):
+            return open_native(path, active, replace(opening, saves_graph=False))
         if ESCAPES.search(str(error)) and opening.weights is None:
             return open_native(path, active, _without_links(path, opening))
         raise NativeFailureError(error, captured.lines) from error

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,8 @@ from partita.providers.resolve import Resolution
 from partita.runtime.ort.native_log import FATAL, INFO, WARNING
 
 STRICT_KEY = "session.disable_cpu_ep_fallback"
-WEIGHTS_FILE = "weights.data"
+GRAPH_FILE, WEIGHTS_FILE = "optimised.onnx", "weights.data"
+"""The optimised graph of a session, and its weights, which are discarded."""
 SMALL_BYTES = 1024
 """Maximum bytes of constants kept inside the file of an optimised graph."""
 
@@ -44,8 +47,8 @@ class Opening:
     """Environment variables for kernel creation; set only in Partita's own processes."""
     scratch: Path | None = None
     """An existing folder for the plan, for many short sessions; None: a temporary folder each."""
-    optimised: Path | None = None
-    """Path for the optimised graph; its weights are written to `WEIGHTS_FILE` in the same folder."""
+    saves_graph: bool | None = None
+    """Save the optimised graph without its weights; None: with `observe`, unless a provider compiles subgraphs."""
 
 
 def log_level(opening: Opening) -> int:
@@ -94,8 +97,10 @@ def session_options(plan: Path, active: Sequence[Resolution], opening: Opening, 
         config[STRICT_KEY] = "1"
     if opening.model is not None:
         config["session.model_external_initializers_file_folder_path"] = str(weights)
-    if opening.optimised is not None:
-        options.optimized_model_filepath = str(opening.optimised)
+    if opening.saves_graph:
+        options.optimized_model_filepath = str(plan.with_name(GRAPH_FILE))
+        with suppress(OSError):  # Windows has no such link; there the weights are in the temporary folder for a while
+            plan.with_name(WEIGHTS_FILE).symlink_to(os.devnull)
         config["session.optimized_model_external_initializers_file_name"] = WEIGHTS_FILE
         config["session.optimized_model_external_initializers_min_size_in_bytes"] = str(SMALL_BYTES)
     for key, value in config.items():

@@ -40,7 +40,7 @@ from partita.runtime.chain.provider_state import without_crashed
 from partita.runtime.generate.loop import GenerationLoop
 from partita.runtime.generate.record import session_facts
 from partita.runtime.generate.request import Request
-from partita.runtime.generate.run_facts import LIMIT_BYTES, run_facts, with_optimised
+from partita.runtime.generate.run_facts import run_facts, with_optimised
 from partita.runtime.generate.runner import Runner, load_runner
 from partita.runtime.ort.binding import Binding
 from partita.runtime.ort.buffers import HOST_MEMORY, Buffer, host_buffer
@@ -56,6 +56,8 @@ PHASE = "run"
 PREFILL_TOKENS = 16
 """Dummy prompt length in tokens if the graph supports any number of tokens."""
 DUMMY_TOKEN = 0
+COPIED_BYTES = 256 << 20
+"""Maximum bytes of weights that are loaded again, to find out whether the CPU provider runs the model."""
 NODE_FAILED = re.compile(r"while running (\S+) node\. Name:'(.*?)' Status Message: (.*)", re.DOTALL)
 SMALLER_INPUTS = Remedy("free memory, or set smaller input sizes")
 OTHER_INPUTS = "set other sizes with `shapes=NAME=SIZES`, or other values with `inputs=NAME=FILE.npy`"
@@ -330,7 +332,7 @@ def run_notes(done: int, runs: int, error: PartitaError | None) -> tuple[str, ..
 
 def _runs_on_cpu(model: OnnxModel, session: Session, binding: Binding) -> bool:
     """Whether the CPU provider runs the model on the bound inputs; False if unknown, also for large weights."""
-    if model.weight_bytes > LIMIT_BYTES:
+    if model.weight_bytes > COPIED_BYTES:
         return False
     cpu = Resolution(known_providers()["cpu"], "active")
     try:
