@@ -69,6 +69,7 @@ child process after the model, so a crash ends no report.
   then all, up to 64 nodes and 64 MiB of weights).
 - **Bisection.** A graph that the provider does not open is bisected to the smallest part that fails: at most five parts
   and 15 seconds.
+- **Slow kernels.** A CPU node that a rule calls slow is timed, unchanged and with the suspected change.
 - **Time.** After `--probe-seconds` (default 120; 0: no experiments) the report lists the nodes without experiments. An
   experiment has 20 seconds, a second try 60, and the start of the provider 60.
 - **Cache.** Results are kept per ONNX Runtime build, provider, options and device in `~/.cache/partita/probes`
