@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import _thread
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +18,9 @@ TOGETHER_SECONDS = 5.0
 """Signals within this time count as one: when a terminal closes, it and its shell both send SIGHUP."""
 PRESSED_SECONDS = 0.3
 """The same for Ctrl-C, which children may receive from the terminal and from their parent."""
+
+AGAIN_SECONDS = 0.05
+"""Delay before a signal is sent again whose exception Python dropped in a callback."""
 
 
 class TerminatedError(SystemExit):
@@ -61,9 +66,11 @@ def ended_by_exception() -> Iterator[None]:
         if handler in (signal.SIG_DFL, signal.default_int_handler):
             _watch.handlers[number] = handler
             signal.signal(number, _handle)
+    hook, sys.unraisablehook = sys.unraisablehook, _again
     try:
         yield
     finally:
+        sys.unraisablehook = hook
         for number, handler in _watch.handlers.items():
             signal.signal(number, handler)
         _watch = None
@@ -105,6 +112,27 @@ def _handle(number: int, frame: object) -> None:
             return
         _watch.received, _watch.received_at = number, now
     raise _exception(number)
+
+
+def _again(lost: sys.UnraisableHookArgs) -> None:
+    """Send a signal again whose exception Python dropped in a callback or a finaliser."""
+    number = None if _watch is None else _watch.received
+    if number is None or not isinstance(lost.exc_value, KeyboardInterrupt | TerminatedError):
+        sys.__unraisablehook__(lost)
+        return
+    assert _watch is not None
+    _watch.received_at = -TOGETHER_SECONDS
+    timer = threading.Timer(AGAIN_SECONDS, _send, [number])
+    timer.daemon = True
+    timer.start()
+
+
+def _send(number: int) -> None:
+    """Send a signal to the main thread; with pthread_kill it interrupts blocking calls."""
+    if hasattr(signal, "pthread_kill"):
+        signal.pthread_kill(threading.main_thread().ident or 0, number)
+    else:
+        _thread.interrupt_main(signal.Signals(number))
 
 
 def _exception(number: int) -> BaseException:
