@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -164,7 +163,7 @@ def _print_steps(options: GenerateCommand, generation: Generation) -> bool:
     write = write_stderr if options.report == STDOUT else write_stdout
     live = len(generation.progress.tickets) == 1 and not options.as_json
     shown, is_open = 0, True
-    with suppress(KeyboardInterrupt, PartitaError):
+    try:
         for step in generation:
             piece = _ids(step.tokens[0]) if options.token_ids else step.text
             if live and piece:
@@ -172,6 +171,8 @@ def _print_steps(options: GenerateCommand, generation: Generation) -> bool:
                 is_open = write(piece)
             if not is_open:
                 break
+    except (KeyboardInterrupt, PartitaError) as error:  # Ctrl-C may also interrupt the write
+        generation.error = generation.error or error
     try:
         generation.close()
     except PartitaError as error:

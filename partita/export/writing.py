@@ -8,7 +8,6 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -105,6 +104,7 @@ def write(exported: Exported, target: Target | None) -> tuple[Manifest, Verifica
             with stage(work.progress, "round cache", work.seconds) as current:
                 chosen = "quality-text" in work.recorded_options
                 words = cache_rounding.read_text(work.options, exported.checkpoint, manifest, chosen=chosen)
+                stack.close()
                 manifest, opened = cache_rounding.apply(work.folder, manifest, words, work.scorer, current), None
         manifest = _with_quality(exported, manifest, text, opened)
     manifest, (result, smoke) = _run(work, manifest, lambda m: run_all(work, m, target, measured=measured))
@@ -122,9 +122,13 @@ class _Opened:
     def replay(self, folder: Path, manifest: Manifest) -> Verification:
         """Open the package and replay its known answer; see `Work.replay`."""
         assert self._work.scorer is not None
-        self._stack.close()
-        self.package = self._stack.enter_context(self._work.scorer(folder, manifest))
-        return self.package.replay(manifest)
+        package = self._stack.enter_context(self._work.scorer(folder, manifest))
+        result = package.replay(manifest)
+        if result.status == "verified":
+            self.package = package
+        else:
+            self._stack.close()  # the source model, or a copy, is loaded next
+        return result
 
 
 def _check_space(exported: Exported, text: Text | None) -> None:
@@ -155,9 +159,7 @@ def _write_files(exported: Exported) -> Manifest:
     with (
         _calibrated_weights(exported) as packed,
         stage(work.progress, "write weights", work.seconds, graph.weight_bytes) as current,
-        ThreadPoolExecutor(1) as hashing,
     ):
-        sources = hashing.submit(_source_files, checkpoint)
         data = weights.write_data(exported.models, folder, current)
     with stage(work.progress, "write graph", work.seconds):
         for file, model in zip(graph.files, exported.models, strict=True):
@@ -170,6 +172,11 @@ def _write_files(exported: Exported) -> Manifest:
         if GENERATION not in checkpoint.companions():
             write_generation(checkpoint.config, folder)
         work.notes += stop_notes(work.reader, folder, graph.vocab_size)
+        paths = [checkpoint.folder / name for name in checkpoint.files]
+        sources = tuple(
+            FileRecord(name=path.name, size_bytes=path.stat().st_size, sha256=linked_sha256(path) or sha256_of(path))
+            for path in paths
+        )
         for each, record in zip(exported.switched, manifest.switchable, strict=True):
             assert work.write_adapter is not None and exported.graphs is not None and record.file is not None
             work.write_adapter(folder / record.file, parameters(each, exported.graphs.branches.values()))
@@ -177,21 +184,12 @@ def _write_files(exported: Exported) -> Manifest:
     others = [record_file(folder, path.name) for path in sorted(folder.iterdir()) if path.name != WEIGHTS]
     return manifest.model_copy(
         update={
-            "source": manifest.source.model_copy(update={"files": sources.result()}),
+            "source": manifest.source.model_copy(update={"files": sources}),
             "graph": graph.model_copy(update={"weight_bytes": data.size_bytes}),
             "files": (FileRecord(name=WEIGHTS, size_bytes=data.size_bytes, sha256=data.sha256), *others),
             "tokenizer": tokenizer,
             "packed": packed,
         }
-    )
-
-
-def _source_files(checkpoint: Checkpoint) -> tuple[FileRecord, ...]:
-    """The records of the checkpoint's files."""
-    paths = [checkpoint.folder / name for name in checkpoint.files]
-    return tuple(
-        FileRecord(name=path.name, size_bytes=path.stat().st_size, sha256=linked_sha256(path) or sha256_of(path))
-        for path in paths
     )
 
 

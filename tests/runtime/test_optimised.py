@@ -106,20 +106,22 @@ def test_missing_optimised_graph_has_a_reason(open_runner, monkeypatch):
     assert place.with_graphs(facts, [session], ResourceError("memory ran out")) is facts
     (seen,) = facts.sessions
     session.optimised = b"no graph"
-    assert "not a valid ONNX file" in add_optimised(seen, session).optimised_missing_reason
+    assert "not a valid ONNX file" in add_optimised(seen, session, 0).optimised_missing_reason
     (entry,) = session.active
     compiling = replace(entry.provider, compiles=True)
     session.active, session.optimised = (replace(entry, provider=compiling),), None
-    assert "cpu compiles" in add_optimised(seen, session).optimised_missing_reason
+    assert "cpu compiles" in add_optimised(seen, session, 0).optimised_missing_reason
     session.active = (replace(entry, provider=replace(compiling, ort_name="Idle")), entry)
     monkeypatch.setattr(run_facts, "open_native", lambda path, active, opening: open_native(path, [entry], opening))
-    assert add_optimised(seen, session).optimised, "a provider without nodes compiled nothing"
+    assert add_optimised(seen, session, 0).optimised, "a provider without nodes compiled nothing"
+
+    assert "1 GiB again" in add_optimised(seen, session, 1 << 30).optimised_missing_reason
 
     def fails(*_):
         raise NativeFailureError(RuntimeError("no room\nat all"), ())
 
     monkeypatch.setattr(run_facts, "open_native", fails)
-    assert "no room at all" in add_optimised(seen, session).optimised_missing_reason
+    assert "no room at all" in add_optimised(seen, session, 0).optimised_missing_reason
 
 
 def test_node_inputs_include_values_captured_by_subgraphs():

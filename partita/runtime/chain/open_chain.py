@@ -33,6 +33,7 @@ from partita.runtime.chain.provider_state import (
     active_of,
     messages_of,
     no_provider_text,
+    opens,
     ort_names,
     register_plugins,
     remedy_for,
@@ -89,7 +90,8 @@ def open_session(
     """
     chain = register_plugins(resolutions)
     _check_order(chain)
-    opening, marks = pinned_opening(path, Opening(threads=threads, observe=observe, model=model, weights=weights), pins)
+    unpinned = Opening(threads=threads, observe=observe, model=model, weights=weights)
+    opening, marks = pinned_opening(path, unpinned, pins)
     failed: tuple[Sequence[Resolution], NativeFailureError] | None = None
     while active := active_of(chain):
         try:
@@ -99,11 +101,11 @@ def open_session(
                 raise _refusal(path, chain, opening, failure) from failure.error
             if failed is None or not lacks_kernel(failed[1].error):
                 failed = active, failure  # without its provider, a node that only the provider has lacks a kernel, too
-            blamed = to_blame(active, failure)
+            blamed = to_blame(path, active, failure, opening)
             if blamed is None:
                 break
             reason = explain(blamed.provider, messages_of(failure))
-            if pins and reason.reason == "initialisation_failed" and runs_on_cpu(path, opening):
+            if pins and reason.reason == "initialisation_failed" and opens(path, active, unpinned):
                 raise _pins_rejected(path, blamed, pins, reason) from failure.error
             chain = tuple(unavailable(entry, reason) if entry is blamed else entry for entry in chain)
             continue
@@ -118,7 +120,7 @@ def open_session(
     if failed is not None and (active or (unknown and not runs_on_cpu(path, opening))):
         providers, first = failed
         raise open_error(path, ort_names(providers), first.error, first.log) from first.error
-    raise _no_provider(path, chain)
+    raise _no_provider(path, chain) from (None if failed is None else failed[1].error)
 
 
 def _open(path: Path, active: Sequence[Resolution], opening: Opening, attention: Attention | None) -> Session:

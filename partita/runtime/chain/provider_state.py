@@ -139,29 +139,39 @@ def messages_of(failure: NativeFailureError) -> list[str]:
     return [one_line(text, SEARCHED_CHARACTERS) for text in texts]
 
 
-def to_blame(active: Sequence[Resolution], failure: NativeFailureError) -> Resolution | None:
-    """The provider to leave out next: the first that a message names, else the first; None without one but CPU.
+def to_blame(
+    path: Path, active: Sequence[Resolution], failure: NativeFailureError, opening: Opening
+) -> Resolution | None:
+    """The provider to leave out next: the first that a message names, else the first without which the model `path`
+    opens, else the first; None without one but CPU.
 
     If the session does not open without it either, the model is the cause.
     """
     others = [resolution for resolution in active if resolution.provider.ort_name != CPU]
-    lines = messages_of(failure)
+    # Folders of models have names of providers.
+    lines = [line.replace(str(path.parent), "") for line in messages_of(failure)]
     for resolution in others:
         provider = resolution.provider
-        patterns = [pattern.pattern for pattern in provider.start_patterns]
-        if any(provider.name in line.lower() or any(re.search(each, line) for each in patterns) for line in lines):
+        name = rf"(?<![a-z0-9]){re.escape(provider.name)}(?![a-z0-9_])|{re.escape(provider.ort_name)}"
+        patterns = [name, *(pattern.pattern for pattern in provider.start_patterns)]
+        if any(re.search(each, line, re.IGNORECASE) for each in patterns for line in lines):
             return resolution
-    return next(iter(others), None)
+    rest = [(entry, [other for other in active if other is not entry]) for entry in others if len(others) > 1]
+    return next((entry for entry, left in rest if opens(path, left, opening)), next(iter(others), None))
+
+
+def opens(path: Path, active: Sequence[Resolution], opening: Opening) -> bool:
+    """Whether ONNX Runtime opens the model on these providers, with nodes on the CPU provider allowed."""
+    try:
+        open_native(path, active, replace(opening, observe=False, strict=False)).close()
+    except NativeFailureError:
+        return False
+    return True
 
 
 def runs_on_cpu(path: Path, opening: Opening) -> bool:
     """Whether ONNX Runtime opens the model on the CPU provider alone."""
-    cpu = Resolution(known_providers()["cpu"], "active")
-    try:
-        open_native(path, [cpu], replace(opening, observe=False, strict=False, config={})).close()
-    except NativeFailureError:
-        return False
-    return True
+    return opens(path, [Resolution(known_providers()["cpu"], "active")], replace(opening, config={}))
 
 
 # --- when a session is open -------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ nodes: if the chain has a compiling provider and it got no node, a second sessio
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import fields, replace
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from partita.observations.facts import GraphNode, PortFact, RunFacts, RunWindow, SessionFacts, SpeculationFact, StepFact
 from partita.observations.records import Memory
-from partita.observations.text_format import plural
+from partita.observations.text_format import human_bytes, plural
 from partita.process import peak_rss_bytes
 from partita.runtime.generate.bound_graph import BoundGraph, LoadedGraph
 from partita.runtime.generate.record import Recorder, Step, session_facts
@@ -178,6 +179,8 @@ def _finished(steps: Sequence[Step]) -> str:
     return next(reason for reason in ("error", "cache_full", "length", "stop") if reason in reasons)
 
 
+LIMIT_BYTES = 256 << 20
+"""Maximum bytes of weights that a second session loads again."""
 MESSAGE_LENGTH = 200
 
 
@@ -187,16 +190,20 @@ def with_optimised(facts: RunFacts, sessions: Sequence[Session]) -> RunFacts:
     `sessions`: in the order of the facts; open or closed.
     """
     pairs = zip(facts.sessions, sessions, strict=True)
-    return replace(facts, sessions=tuple(add_optimised(known, session) for known, session in pairs))
+    weight_bytes = facts.memory.weight_bytes
+    return replace(facts, sessions=tuple(add_optimised(known, session, weight_bytes) for known, session in pairs))
 
 
-def add_optimised(facts: SessionFacts, session: Session) -> SessionFacts:
+def add_optimised(facts: SessionFacts, session: Session, weight_bytes: int) -> SessionFacts:
     """The facts of one session with its optimised graph, or with the reason why it is missing."""
     placed = None if facts.assigned is None else {node.provider for node in facts.assigned}
     for entry in session.active:
         if entry.provider.compiles and (placed is None or entry.provider.ort_name in placed):
             reason = f"{entry.provider.name} compiles subgraphs, and ONNX Runtime cannot serialise compiled nodes"
             return replace(facts, optimised_missing_reason=reason)
+    if session.optimised is None and weight_bytes > LIMIT_BYTES:
+        reason = f"a second session would load weights of {human_bytes(weight_bytes)} again"
+        return replace(facts, optimised_missing_reason=reason)
     try:
         return replace(facts, optimised=_read_nodes(session.optimised or _saved(session)))
     except (NativeFailureError, OSError, MemoryError, ValueError) as error:
@@ -205,9 +212,12 @@ def add_optimised(facts: SessionFacts, session: Session) -> SessionFacts:
 
 
 def _saved(session: Session) -> bytes:
-    """The optimised graph of a second session like the first. Raises NativeFailureError, OSError."""
+    """The optimised graph of a second session like the first. Raises NativeFailureError, OSError, ValueError."""
     opening = replace(session.opening, observe=False, saves_graph=True)
     with closing(open_native(session.path, session.active, opening)) as second:
+        ran, wrote = (Counter(name for stream in each.plan or () for name in stream) for each in (session, second))
+        if ran != wrote:
+            raise ValueError("the second session, which writes it, has another plan")
         assert second.optimised is not None
         return second.optimised
 

@@ -47,6 +47,8 @@ from partita.signals import hold_signals
 
 EP_CONTEXT = "EPContext"
 """Operator of a compiled subgraph in a file."""
+SAVING = "Serializing optimized model with"
+"""A warning of every session that writes its optimised graph."""
 NOT_SAVED = re.compile(r"(?i)serializ|optimized[ _]model|external (data|initializers?) file")
 """Errors of writing the optimised graph, e.g. with a plugin that compiles subgraphs."""
 TIMED_SECONDS = 0.05
@@ -335,7 +337,8 @@ def open_native(path: Path, active: Sequence[Resolution], opening: Opening) -> S
         text = plan.read_text(encoding="utf-8") if plan.is_file() else None
         graph = plan.with_name(GRAPH_FILE).read_bytes() if opening.saves_graph else None
         seconds = time.perf_counter() - began
-        return Session(native, path, tuple(active), captured.lines, text, cleanup, opening, seconds, graph)
+        log = tuple(line for line in captured.lines if SAVING not in line)
+        return Session(native, path, tuple(active), log, text, cleanup, opening, seconds, graph)
     except NATIVE_ERRORS as error:
         cleanup()
         if opening.saves_graph and opening.observe and NOT_SAVED.search(str(error)):

@@ -18,6 +18,7 @@ from partita.observations.facts import GraphNode
 from partita.observations.text_format import plural
 from partita.package.folder import GET_AGAIN
 from partita.runtime.place.model_file import (
+    all_graphs,
     all_nodes,
     all_tensors,
     check_external_data,
@@ -147,7 +148,8 @@ def _name_nodes(proto: onnx.ModelProto) -> tuple[str, ...]:
 
     ONNX Runtime names inlined nodes after the function's nodes, so unnamed ones would have blank names in logs.
     """
-    changed = 0
+    changed, names = 0, ([node.name for node in graph.node if node.name] for graph in all_graphs(proto.graph))
+    refused = any(len(listed) > len(set(listed)) for listed in names)
     for scope in (proto.graph, *proto.functions):
         nodes = list(all_nodes(scope))
         before = [node.name for node in nodes]
@@ -166,7 +168,8 @@ def _name_nodes(proto: onnx.ModelProto) -> tuple[str, ...]:
     if not changed:
         return ()
     named = "have a name of their own here: <name or operator>_<position>, without control characters"
-    return (f"nodes without a unique name in the file ({changed}) {named}",)
+    note = f"nodes without a unique name in the file ({changed}) {named}"
+    return (f"{note}; ONNX Runtime does not load the file as it is" if refused else note,)
 
 
 def _structure_notes(proto: onnx.ModelProto) -> tuple[str, ...]:

@@ -58,6 +58,8 @@ PREFILL_TOKENS = 16
 DUMMY_TOKEN = 0
 COPIED_BYTES = 256 << 20
 """Maximum bytes of weights that are loaded again, to find out whether the CPU provider runs the model."""
+SIZES = re.compile(r"\b(shapes?|dimensions?|dims?|rank|broadcast\w*|sizes?|axis|out of bounds)\b", re.IGNORECASE)
+"""Matches a message about sizes: other sizes may help."""
 NODE_FAILED = re.compile(r"while running (\S+) node\. Name:'(.*?)' Status Message: (.*)", re.DOTALL)
 SMALLER_INPUTS = Remedy("free memory, or set smaller input sizes")
 OTHER_INPUTS = "set other sizes with `shapes=NAME=SIZES`, or other values with `inputs=NAME=FILE.npy`"
@@ -163,9 +165,8 @@ def place_model(model: OnnxModel, shapes: Mapping[str, Shape], opening: OpenOpti
         not_run = (f"{missing}{listing(lacking)}",) if lacking else ()
         crashed = opening.crashed.get(RUN)
         runs = 0 if not_run or crashed else opening.runs
-        steps, error, ports = _run_model(model, shapes, session, replace(opening, runs=runs))
+        steps, error, ports, hangs = _run_model(model, shapes, session, replace(opening, runs=runs))
         error = error or (_crashed_error(model, crashed, opening.values) if crashed else None)
-        hangs = is_still_running()
         profile = session.end_profiling()
         events, windows = parse_profile(profile, [(PHASE, 0)] * len(steps)) if profile else ((), ())
         seen = session_facts(
@@ -180,7 +181,8 @@ def place_model(model: OnnxModel, shapes: Mapping[str, Shape], opening: OpenOpti
             runs=windows,
         )
         compiled = model_compatibility({entry.key: entry.value for entry in model.proto.metadata_props})
-        notes = (*model.notes, *compiled, *session.notes, *not_run, *run_notes(len(steps), opening.runs, error))
+        about_runs = run_notes(len(steps), opening.runs, error, hangs=hangs)
+        notes = (*model.notes, *compiled, *session.notes, *not_run, *about_runs)
         facts = RunFacts(
             sessions=(seen,),
             states=(),
@@ -222,8 +224,9 @@ def _crashed_error(model: OnnxModel, how: str, given: Collection[str]) -> Genera
 
 def _run_model(
     model: OnnxModel, shapes: Mapping[str, Shape], session: Session, opening: OpenOptions
-) -> tuple[tuple[StepFact, ...], PartitaError | None, tuple[PortFact, ...]]:
-    """Run on given or generated inputs within the time limit: complete runs, the error of the next, and ports.
+) -> tuple[tuple[StepFact, ...], PartitaError | None, tuple[PortFact, ...], bool]:
+    """Run on given or generated inputs within the time limit: complete runs, the error of the next, ports, and whether
+    it still runs.
 
     Inputs are bound before every run, as with new data, so that each run includes the copy to a device. The binding is
     released before the session, because device values that outlive their session crash WebGPU.
@@ -257,15 +260,15 @@ def _run_model(
         error = RunLateError(model, opening.run_seconds, opening.values)
     except RUN_ERRORS as failed:
         error = failed
-    if is_still_running():
+    if hangs := is_still_running(step):
         session.profiling = False  # `close` will not wait for the run or read its profile
-    ports = _port_facts(model, session, binding, ran=bool(steps) and not is_still_running())
+    ports = _port_facts(model, session, binding, ran=bool(steps) and not hangs)
     release_frames(error)
     if isinstance(error, ResourceError) and error.remedy == SHORTER:  # an ONNX file has no cache to shorten
         error = ResourceError(error.message, remedy=SMALLER_INPUTS)
     elif error is not None and not isinstance(error, ResourceError | RunInterruptedError | RunLateError):
         error = failed_run_error(model, session, error, opening.values, lambda: _runs_on_cpu(model, session, binding))
-    return tuple(steps), error, ports
+    return tuple(steps), error, ports, hangs
 
 
 def release_frames(error: BaseException | None) -> None:
@@ -281,24 +284,30 @@ def failed_run_error(
     session: Session,
     error: PartitaError,
     given: Collection[str],
-    runs_on_cpu: Callable[[], bool],
+    runs_on_cpu: Callable[[], bool | None],
 ) -> PartitaError:
     """The error of a failed run: of a provider if the CPU provider runs the same inputs, else of the inputs.
 
-    `given`: inputs with values from the user. `runs_on_cpu`: whether the CPU provider runs the model on them.
+    If that is unknown, it is of the provider if the message is about a node of it, and not about sizes. `given`: inputs
+    with values from the user. `runs_on_cpu`: whether the CPU provider runs the model on them; None: unknown.
     """
     text = one_line(str(error.__cause__ or error))
-    others = [entry.provider for entry in session.resolutions if entry.status == "active"]
-    others = [provider for provider in others if provider.ort_name != CPU]
+    active = [entry.provider for entry in session.resolutions if entry.status == "active"]
+    others = [provider.ort_name for provider in active if provider.ort_name != CPU]
+    found = NODE_FAILED.search(text)
+    listed = {node.name: node.provider for node in session.assigned()}
+    failing = (listed.get(found[2]) if found else None) or (others[0] if others else CPU)
+    what, message = (f"node {found[2]!r} ({found[1]})", found[3]) if found else ("the model", text)
+    on_cpu = runs_on_cpu() if others else False
     converted: PartitaError
-    if others and runs_on_cpu():
-        found = NODE_FAILED.search(text)
-        listed = {node.name: node.provider for node in session.assigned()}
-        failing = listed.get(found[2], others[0].ort_name) if found else others[0].ort_name
-        what, message = (f"node {found[2]!r} ({found[1]})", found[3]) if found else ("the model", text)
-        rest = [entry.provider.name for entry in session.resolutions if entry.provider.ort_name != failing]
+    if on_cpu or (on_cpu is None and found and failing != CPU and not SIZES.search(message)):
+        known = ", and the CPU provider can" if on_cpu else ""
+        if failing == CPU:  # with values that another provider computed
+            failing, known = others[0], f" without a failure of {what}; on the CPU provider alone it runs"
+            what = "the model"
+        rest = [provider.name for provider in active if provider.ort_name != failing]
         converted = ProviderError(
-            f"{failing} cannot run {what}, and the CPU provider can: {message}",
+            f"{failing} cannot run {what}{known}: {message}",
             path=model.path,
             remedy=WITHOUT_PROVIDER.filled(chain=",".join(rest) or "cpu"),
         )
@@ -320,29 +329,31 @@ def _values_origin(model: OnnxModel, given: Collection[str]) -> str:
     return f"{values} and generated values of {listing(generated)}" if generated else values
 
 
-def run_notes(done: int, runs: int, error: PartitaError | None) -> tuple[str, ...]:
-    """The note for a run that failed, was interrupted or exceeded the time limit."""
+def run_notes(done: int, runs: int, error: PartitaError | None, *, hangs: bool = False) -> tuple[str, ...]:
+    """The note for a run that failed, was interrupted or exceeded the time limit; `hangs`: it still runs."""
     if error is None:
         return ()
     how = {RunInterruptedError: "was interrupted", RunLateError: "did not end"}.get(type(error), "failed")
     if done and isinstance(error, RunLateError):
-        return (f"run {done + 1} of {runs} exceeded the time limit, so the measurements are of {plural(done, 'run')}",)
+        lost = "; times of nodes and copies are missing because ONNX Runtime writes its profile after the last run"
+        late = f"run {done + 1} of {runs} exceeded the time limit, so the measurements are of {plural(done, 'run')}"
+        return (f"{late}{lost if hangs else ''}",)
     return (f"run {done + 1} of {runs} {how}, so measurements of complete runs are missing: {error}",)
 
 
-def _runs_on_cpu(model: OnnxModel, session: Session, binding: Binding) -> bool:
-    """Whether the CPU provider runs the model on the bound inputs; False if unknown, also for large weights."""
+def _runs_on_cpu(model: OnnxModel, session: Session, binding: Binding) -> bool | None:
+    """Whether the CPU provider runs the model on the bound inputs; None if unknown, also for large weights."""
     if model.weight_bytes > COPIED_BYTES:
-        return False
+        return None
     cpu = Resolution(known_providers()["cpu"], "active")
     try:
         other = open_native(model.path, [cpu], replace(session.opening, observe=False, strict=False, config={}))
     except NativeFailureError:
-        return False
+        return None
     with closing(other), suppress(TypeError, ValueError):  # an input of a type that numpy lacks
         outputs, _ = other.run_once({port.name: binding.buffers[port.name].host for port in model.inputs})
         return outputs is not None
-    return False
+    return None
 
 
 def filled_buffer(port: ModelPort, shape: Shape, opening: OpenOptions, rng: np.random.Generator) -> Buffer:

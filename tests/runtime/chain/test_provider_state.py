@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +28,7 @@ from partita.runtime.chain.provider_state import (
 from partita.runtime.ort.errors import NoKernelError
 from partita.runtime.ort.registry import available_ort_names
 from partita.runtime.ort.session import NativeFailureError
+from partita.runtime.ort.session_options import Opening
 from partita.runtime.place.onnx_model import read_onnx
 
 TENSORRT, CUDA, CPU = CHAIN = tuple(
@@ -50,11 +51,23 @@ def missing(provider: str, library: str) -> str:
     )
 
 
-def test_named_provider_is_blamed_else_the_first() -> None:
-    assert to_blame(CHAIN, failed(NO_DEVICE)) is CUDA
-    assert to_blame(CHAIN, failed("TensorrtExecutionProvider: out of memory")) is TENSORRT
-    assert to_blame(CHAIN, failed("bad allocation")) is TENSORRT
-    assert to_blame((CPU,), failed(NO_DEVICE)) is None
+def test_named_provider_is_blamed_else_the_one_without_which_the_model_opens(monkeypatch: pytest.MonkeyPatch) -> None:
+    path, working = Path("/models/tensorrt/cuda/model.onnx"), {"tensorrt", "cuda", "cpu"}
+    monkeypatch.setattr(
+        provider_state, "opens", lambda path, active, _: {entry.provider.name for entry in active} <= working
+    )
+
+    def blamed(text: str, chain: Sequence[Resolution] = CHAIN) -> Resolution | None:
+        return to_blame(path, chain, failed(text), Opening())
+
+    assert blamed(NO_DEVICE) is CUDA
+    assert blamed("TensorrtExecutionProvider: out of memory") is TENSORRT
+    assert blamed("bad allocation") is TENSORRT, "the first, if the model opens without any"
+    working.remove("cuda")
+    assert blamed("bad allocation") is CUDA
+    assert blamed(f"Load model from {path} failed: bad allocation") is CUDA, "the folder names both"
+    assert blamed("tensorrt_rtx: no device") is CUDA, "another provider's name"
+    assert blamed(NO_DEVICE, (CPU,)) is None
 
 
 def opened(log: tuple[str, ...]) -> Any:
