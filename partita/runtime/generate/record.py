@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from partita.observations.facts import GraphNode, NodeEvent, PortFact, ProviderFacts, RunWindow, SessionFacts
 from partita.package.contract import PhaseName
@@ -17,7 +17,9 @@ from partita.providers.resolve import Resolution
 from partita.runtime.generate.choice.sampling import TokenLogprobs
 from partita.runtime.generate.request import Finish, Row
 from partita.runtime.ort.native_log import parse_profile
-from partita.runtime.ort.session import Session
+
+if TYPE_CHECKING:
+    from partita.runtime.ort.session import Session
 
 OBSERVED_RUNS = {"prefill": 1, "decode": 4}
 """Minimum profiled session runs of each phase."""
