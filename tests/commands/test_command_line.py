@@ -262,3 +262,20 @@ def test_sampling_option_is_available_in_every_interface(name: str) -> None:
 def test_invalid_value_error_names_option(given: Any, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         check_fields(given)
+
+
+@pytest.mark.parametrize(
+    ("words", "verb"), [(["help"], []), (["help", "help"], []), (["help", "generate"], ["generate"])]
+)
+def test_help_command_prints_same_text_as_help_option(words, verb, capsys):
+    assert run(words) == 0
+    said = capsys.readouterr().out
+    assert run([*verb, "--help"]) == 0
+    assert said == capsys.readouterr().out
+
+
+def test_option_aliases_are_accepted(tmp_path, capsys):
+    for command in (["generate", "p", "hi"], ["run", "p", "hi"], ["chat", "p"], ["bench", "p"]):
+        assert "--max-new-tokens" in fails(capsys, 2, "", *command, "--max-tokens", "0")
+    for flags in (["--quantizer", "nosuch"], ["--requantize", "--quantizer", "nosuch"]):
+        assert "nosuch" in fails(capsys, 2, "", "export", "a/b", str(tmp_path / "out"), "--precision", "int4", *flags)

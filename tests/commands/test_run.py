@@ -21,8 +21,9 @@ from partita.library import model_cache
 from partita.library.api import Audience
 from partita.options.export import ExportOptions
 from partita.package.folder import read_manifest, write_manifest
-from tests.conftest import DEMO_CHECKPOINT, TinyCheckpoint
+from tests.conftest import DEMO_CHECKPOINT, TinyCheckpoint, require
 from tests.foreign.conftest import SAMPLES
+from tests.gguf_files import save_gguf
 from tests.local_hub import Hub, local_hub
 
 Partita = Callable[..., tuple[int, str, str]]
@@ -106,12 +107,33 @@ def test_checkpoint_is_exported_once_and_again_after_change(cache, checkpoint, t
     assert texts(capsys, "cache", "list") == "" and not package.exists()
 
 
+@pytest.mark.parametrize("content", ["{", '{"schema": "partita.package/1", "unknown": 1}'])
+def test_damaged_cached_package_is_listed_and_exported_again(cache, checkpoint, tmp_path, capsys, content):
+    checkpoint = shutil.copytree(checkpoint, tmp_path / "my-model")
+    first = texts(capsys, "run", checkpoint, *WORDS)
+    (package,) = cache.iterdir()
+    (package / "manifest.json").write_text(content)
+    assert "damaged" in texts(capsys, "cache", "list")
+    assert texts(capsys, "run", checkpoint, *WORDS) == first
+    assert "damaged" not in texts(capsys, "cache", "list")
+
+
 @pytest.mark.usefixtures("cache", "no_export")
 def test_package_runs_without_export(exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
     same = ("Return the", "--max-new-tokens", 4, "--provider", "cpu")
     assert texts(capsys, "run", exported, *WORDS) == texts(capsys, "generate", exported, *same)
     chatted = texts(capsys, "run", exported, *same)
     assert chatted == texts(capsys, "generate", exported, *same, "--chat")
+
+
+def test_gguf_file_is_exported_once(cache, tiny_checkpoint, tmp_path, capsys, monkeypatch):
+    require("gguf")
+    file = save_gguf(tmp_path / "tiny.gguf", tiny_checkpoint("llama"), "Q8_0")
+    first = texts(capsys, "run", file, *WORDS)
+    (package,) = cache.iterdir()
+    assert package.name.startswith("tiny-auto-") and read_manifest(package).source.model_type == "llama"
+    monkeypatch.setattr(model_cache, "run_export", None)
+    assert texts(capsys, "run", file, *WORDS) == first
 
 
 def test_model_commands_share_cached_export(cache, exported, capsys, monkeypatch):
@@ -249,6 +271,19 @@ def test_hub_model_is_exported_once_and_runs_offline(hub, partita, cache, tmp_pa
     assert partita(*command, **gone)[:2] == (0, text), "without a connection: the commit that was found last"
 
 
+@pytest.mark.usefixtures("cache")
+def test_new_hub_commit_is_exported_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(options: ExportOptions, *others: object) -> None:
+        raise KeyError(options.checkpoint)
+
+    monkeypatch.setattr(model_cache, "run_export", refuse)
+    for sha in ("a" * 40, "b" * 40):
+        info = SimpleNamespace(sha=sha, siblings=[])
+        monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *given, info=info, **settings: info)
+        with pytest.raises(KeyError, match=f"me/tiny@{sha}"):
+            model_cache.folder_of("me/tiny", revision="v1")
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -294,6 +329,21 @@ def test_hub_onnx_decoder_runs_without_export(home, hub, partita, cache, tmp_pat
     if home == ".":
         assert partita("run", "me/onnx", *IDS, HF_ENDPOINT="http://127.0.0.1:9")[:2] == (0, text), "offline"
     assert not list(cache.glob("[!.]*")), "nothing was exported"
+
+
+def test_only_selected_onnx_variant_is_downloaded(hub, partita, cache, tmp_path):
+    folder = shutil.copytree(FOREIGN, tmp_path / "repository")
+    (folder / "onnx").mkdir()
+    for file in folder.glob("*.onnx"):
+        for name in (file.name, f"{file.stem}_q4.onnx", f"{file.stem}_fp16.onnx"):
+            shutil.copy(file, folder / "onnx" / name)
+        file.unlink()
+    hub.add("me/variants", folder)
+    code, text, said = partita("run", "me/variants", *IDS, "--variant", "q4")
+    taken = {each.rpartition("/")[2] for each in hub.requests if "/resolve/" in each and "/onnx/" in each}
+    assert (code, text) == (0, FOREIGN_TEXT) and taken == {f"{file.stem}_q4.onnx" for file in FOREIGN.glob("*.onnx")}
+    code, _, said = partita("run", "me/variants", *IDS, "--variant", "int8")
+    assert code == 2 and "--variant int8: no such variant; me/variants has" in said, said
 
 
 def test_push_rejects_invalid_package_or_repository(

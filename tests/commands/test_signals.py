@@ -238,3 +238,23 @@ def test_crashing_provider_is_identified_and_excluded() -> None:
     tried.clear()
     assert despite_crashes(chain, place, package=True) == "a report"
     assert [list(crashed) for crashed in tried] == [[], ["openvino"], ["webgpu"]]
+
+
+def test_signal_to_command_ends_worker_process(package: Path, tmp_path: Path) -> None:
+    """Only the parent process receives the signal."""
+    running = subprocess.Popen(
+        command(package, library(tmp_path, HANGS)),
+        stderr=subprocess.PIPE,
+        text=True,
+        env=child_environment(),
+        start_new_session=True,
+    )
+    child, until = psutil.Process(running.pid), time.monotonic() + 120
+    while not (workers := child.children()) and time.monotonic() < until:
+        time.sleep(0.2)
+    assert workers, "it ran in the process of the command"
+    time.sleep(1)
+    running.send_signal(signal.SIGTERM)
+    _, err = running.communicate(timeout=120)
+    assert running.returncode == 128 + signal.SIGTERM and "Traceback" not in err
+    assert psutil.wait_procs(workers, timeout=60)[1] == []

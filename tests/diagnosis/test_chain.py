@@ -13,7 +13,7 @@ from partita.compare.reports import compare
 from partita.diagnosis.explanation import find_fallbacks
 from partita.diagnosis.session_index import index_session
 from partita.explain import explain
-from partita.observations.facts import AssignedNode, SessionFacts
+from partita.observations.facts import AssignedNode, NodeProbe, ProbeRun, SessionFacts
 from partita.observations.patterns import LogPattern
 from partita.observations.records import ChainEntry
 from partita.partition_reports.records import Report
@@ -101,3 +101,11 @@ def test_reason_requirement_counts_every_skipped_provider() -> None:
     for reason, nodes in (("no_kernel_op", 1), ("unexplained", 0)):
         requirement = parse_requirement(f"reason={reason},nodes={nodes}", words)
         assert find(requirement, told)[0], reason
+
+
+def test_probes_apply_only_to_their_provider() -> None:
+    trials = (ProbeRun("as_is", "", "rejected", ""), ProbeRun("type", "float16 in place of float32", "supported", ""))
+    session = three_providers(log=()).with_provider(CUDA, probes={ON_CPU: NodeProbe(ON_CPU, trials)})
+    on_cpu = find_fallbacks(index_session(session), "decode", CHAIN)[-1]
+    assert (on_cpu.reason, on_cpu.variants) == ("unexplained", ())
+    assert (on_cpu.skipped[0].reason, len(on_cpu.skipped[0].variants)) == ("no_kernel_type", 2)

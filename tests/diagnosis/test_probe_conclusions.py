@@ -388,14 +388,13 @@ def test_shape_declaration_has_its_own_remedy():
     assert "declare them in the file" in (remedies[0] or "") and remedies[1] is None
 
 
-def test_variants_with_another_option_count_as_same_variant():
-    forms = [
-        changed("other_form", "rejected", "T float32"),
-        changed("other_form", "rejected", "T float32; a=1", "option"),
-    ]
-    assert conclusions(probe(LEFT, *forms))[0].evidence.endswith("it supports none of 1 other node of this operator")
-    taken = changed("other_form", "supported", "T float32; a=1", "option")
-    (shown,) = conclusions(probe(LEFT, forms[0], taken))
-    assert shown.inferred and shown.evidence.startswith(
-        "the provider supports other nodes of this operator (e.g. T float"
-    )
+def test_change_placed_without_run_is_marked_not_run() -> None:
+    placed_only = ProbeRun("opset", "Relu of opset 13 in place of 14", "placed", "")
+    run = replace(placed_only, change="Relu of opset 6 in place of 14", outcome="supported")
+    (placed,) = conclusions(probe(LEFT, placed_only))
+    assert placed.not_run and "supports this node (placed, not run)" in placed.evidence
+    (shown,) = conclusions(probe(LEFT, placed_only, run))
+    assert not shown.not_run and "opset 6" in shown.evidence and "opset 13" not in shown.evidence
+    for trial in (placed_only, run):
+        reason, finding = explain(context(probe=probe(LEFT, trial)))
+        assert (reason.code, finding.not_run) == ("no_kernel_version", trial is placed_only)

@@ -106,3 +106,9 @@ def test_pattern_matches_only_the_whole_node_name(pattern, line):
         found = explain(context(log=log, patterns=patterns))[0]
         assert (found.code == "cpu_preferred") == told
         assert (explain(context(log=(said,), patterns=patterns))[0].code == "cpu_preferred") == told
+
+
+@pytest.mark.parametrize("line", [NO_KERNEL, PREFERRED])
+def test_log_line_about_longer_name_is_no_evidence(line):
+    about = context(log=(line.replace(GATHER, f"{GATHER}_1").replace("Concat", "Gather_1"),))
+    assert explain(about)[0].code == "unexplained"

@@ -27,7 +27,12 @@ def answer(server: Running, question: str) -> str:
 @pytest.mark.parametrize("process", ["this", "child"])
 def test_first_request_reuses_saved_prefix(server, package, prefix, process, monkeypatch):
     submit, tickets = ServedPackage.submit, []
-    monkeypatch.setattr(ServedPackage, "submit", lambda *given: tickets.append(submit(*given)) or tickets[-1])
+
+    def noted(*given):
+        tickets.append(submit(*given))
+        return tickets[-1]
+
+    monkeypatch.setattr(ServedPackage, "submit", noted)
     with running({"tiny": package}, process=process, prefix=prefix) as begun:
         text = answer(begun, QUESTIONS[0])
         copied = [ticket.copied_tokens for ticket in tickets]

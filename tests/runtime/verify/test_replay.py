@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 import numpy as np
 import onnx
@@ -235,3 +236,19 @@ def test_vocabulary_padding_does_not_hide_other_mismatches(bias):
             comparison.compare(position, ours)
         assert (comparison.result().max_rel_error <= 1e-4) is agrees
         assert not comparison.ties
+
+
+def test_every_row_of_a_batch_is_compared(open_runner, monkeypatch):
+    seen: Counter[tuple[str, int]] = Counter()
+    compare = Comparison.compare
+
+    def spy(self, position, ours):
+        seen[self.step, position] += 1
+        compare(self, position, ours)
+
+    runner = open_runner(batch_size=3)  # its export compares, too
+    monkeypatch.setattr(Comparison, "compare", spy)
+    replay(runner.folder, parse_chain("cpu"), threads=1)
+    differing = ("rows of different length", "rows by themselves")
+    alike = {key: count for key, count in seen.items() if key[0] not in differing}
+    assert set(alike.values()) == {3} and len(seen) > len(alike)
