@@ -58,7 +58,7 @@ def _names_in_profile(
         for op, names in planned.items():
             ours = [name for name in stream if name in names]
             ran = [event for event in events if event.op_type == op and INDEXED.fullmatch(event.name)]
-            ran = [event for event in ran if event.provider in home]
+            ran = [event for event in ran if event.provider in home and event.name not in stream]
             if len(ours) == len(ran):
                 found |= {event.name: name for event, name in zip(ran, ours, strict=True)}
     return found
