@@ -200,7 +200,7 @@ def _joined(index: SessionIndex, listed: Mapping[str, str]) -> SessionIndex:
     )
     inside = [name for name in assigned if name not in index.present and name not in exported]
     functions = function_nodes(facts, order, gone)
-    inner_functions = function_nodes(facts, inside, [*gone_inside, *gone]) if index.listed_in_subgraphs else {}
+    inner_functions = function_nodes(facts, inside, gone_inside or gone) if index.listed_in_subgraphs else {}
     branches = branch_nodes((*order, *assigned), gone_inside)
     compiled = file_nodes(index.compiled, exported, order)
     unjoined = dict.fromkeys((*branches, *index.compiled), ())

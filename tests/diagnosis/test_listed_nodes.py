@@ -135,3 +135,15 @@ def test_log_lines_without_name_explain_nodes_only_if_their_number_fits(lines: i
     )
     found = find_fallbacks(index_session(facts), "run", GPU_CHAIN)
     assert [(entry.node, entry.reason) for entry in found] == [("Max0", code), ("Sub0", code)]
+
+
+def test_function_of_a_subgraph_has_one_owner_beside_a_folded_node() -> None:
+    """ONNX Runtime folded the node `two` of the main graph; the branch calls a function with an unnamed Max."""
+    facts = called_twice(
+        graph=(node("two", "Add"), IF),
+        subgraph_nodes=(node("mish", "Mish", subgraph_attribute="then_branch"),),
+        plan=(("if",),),
+        assigned=listed(("", "Max", CPU), ("if", "If", GPU)),
+        log=(),
+    )
+    assert index_session(facts).possible_functions == {"Max0": ("mish",)}
