@@ -386,16 +386,3 @@ def test_shape_declaration_has_its_own_remedy():
         assert reason.code == "dynamic_shape"
         remedies.append(finding.remedy)
     assert "declare them in the file" in (remedies[0] or "") and remedies[1] is None
-
-
-def test_variants_with_another_option_count_as_same_variant():
-    forms = [
-        changed("other_form", "rejected", "T float32"),
-        changed("other_form", "rejected", "T float32; a=1", "option"),
-    ]
-    assert conclusions(probe(LEFT, *forms))[0].evidence.endswith("it supports none of 1 other node of this operator")
-    taken = changed("other_form", "supported", "T float32; a=1", "option")
-    (shown,) = conclusions(probe(LEFT, forms[0], taken))
-    assert shown.inferred and shown.evidence.startswith(
-        "the provider supports other nodes of this operator (e.g. T float"
-    )
