@@ -19,7 +19,7 @@ from partita.diagnosis.graphs import (
 )
 from partita.diagnosis.join import ExecutedNode, join_graphs, join_in_order
 from partita.diagnosis.sources import Memcpy, ProvidersBySource, choose_provider
-from partita.diagnosis.unnamed_nodes import branch_nodes, function_nodes, op_types_of, with_names
+from partita.diagnosis.unnamed_nodes import branch_nodes, function_nodes, op_types_of, with_file_names, with_names
 from partita.observations.facts import AssignedNode, GraphNode, NodeEvent, SessionFacts
 from partita.observations.names import INLINED
 from partita.observations.records import PhaseName, Source
@@ -148,6 +148,7 @@ class SessionIndex:
 
 def index_session(facts: SessionFacts) -> SessionIndex:
     """Index the facts of one session by node name."""
+    facts = with_file_names(facts)
     facts = with_names(facts, sources.main_graph_events(facts.events)[0])
     events, inner_names = sources.main_graph_events(facts.events)
     exported = {node.name: node for node in facts.graph if node.name}
