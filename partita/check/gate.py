@@ -59,6 +59,7 @@ Finding = tuple[bool, str]
 """Whether a condition holds, with the value and the nodes that violate it."""
 MOST_NAMES = 6
 """Maximum listed names, or groups of names, that violate a condition."""
+FOLDED = "ONNX Runtime folded the whole graph at load time"
 UNSEEN_COPIES = "some copies in control-flow subgraphs may be unknown"
 
 
@@ -122,7 +123,13 @@ def find(requirement: Requirement, report: Report) -> Finding:
     found: list[Finding] = [] if phases else [(False, "the report has no selected phase with nodes")]
     for measure in requirement.measures:
         figure = FIGURES.get(measure.field) or partial(_count_nodes, requirement.selectors, measure)
-        found += _decide_in(phases, figure, measure.sign, measure.limit, report)
+        folded = [phase for phase in phases if phase.folded_nodes is not None and measure.field not in FIGURES]
+        folded = [phase for phase in folded if figure(report, phase).value is None]
+        if folded:
+            where = listing(phase.name for phase in folded)
+            found.append((True, f"{measure.field} does not apply in {where}: {FOLDED}"))
+        others = [phase for phase in phases if phase not in folded]
+        found += _decide_in(others, figure, measure.sign, measure.limit, report)
     return _join(found)
 
 
@@ -162,7 +169,7 @@ def _count_nodes(selectors: Sequence[Condition], measure: Condition, report: Rep
     reason, text = "no phase has a node of this module", f"nodes {len(rows):,}"
     if measure.field == "share":
         part, whole = (sum(not row.is_added for row in each) for each in (rows, base))
-        value = part / whole if whole else None if phase.folded_nodes is None else 1.0  # nothing left to place
+        value = part / whole if whole else None
         # Four digits, to distinguish it from its limit.
         reason, text = "no node of the file is selected", f"share {value or 0:.4g}"
     omitted = phase.subgraphs.nodes - len(phase.subgraphs.function_nodes) if phase.subgraphs else 0

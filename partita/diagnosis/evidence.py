@@ -82,8 +82,8 @@ class Context:
     """The provider fails on a node of that part in isolation."""
     budget: str = ""
     """The user's memory budget for the skipped provider, e.g. cuda.memory_budget_kb=1000."""
-    blank_log: tuple[str, ...] = ()
-    """Native log lines that may be about the node, with a blank in place of its name: it has none."""
+    blank_log: str | None = None
+    """A native log line about the node with a blank in place of its name: it has none."""
     rewritten_with: tuple[str, ...] = ()
     """File nodes that ONNX Runtime rewrote together when it added this node."""
 
@@ -141,10 +141,9 @@ def line_findings(context: Context, code: ReasonCode) -> Iterator[Finding]:
     patterns = [pattern for pattern in context.patterns if pattern.reason == code and names_a_node(pattern)]
     if not context.started or not patterns:
         return
-    blanks = [blank for pattern in patterns if context.blank_log and (blank := with_blank(pattern)) is not None]
-    unnamed = next((line for line in context.blank_log if any(blank.search(line) for blank in blanks)), None)
-    if unnamed is not None:
-        yield Finding("logged", "blank_line", unnamed.strip())
+    blank = context.blank_log
+    if blank and any(known.search(blank) for known in map(with_blank, patterns) if known is not None):
+        yield Finding("logged", "blank_line", blank.strip())
     named = (
         (line, pattern)
         for pattern in sorted(patterns, key=lambda pattern: pattern.vague)

@@ -125,9 +125,7 @@ def context_of(
     """
     facts, pins = index.facts.of(skipped.provider), index.facts.pins
     names = () if in_subgraph else index.probed_as(name)
-    is_unnamed = not in_subgraph and name in index.possible_functions
-    blank = index.blank_log.get(skipped.provider, []) if is_unnamed else []
-    own = [line for op, line in blank if op == op_type] or [line for op, line in blank if op is None]
+    blank = None if in_subgraph else index.blank_log.get(skipped.provider, {}).get(name)
     part = _part_of(facts.rejected, names)
     inside = [facts.probes[each] for each in (part.nodes if part is not None else ()) if each in facts.probes]
     return Context(
@@ -145,7 +143,7 @@ def context_of(
         rejected_part=part,
         fails_alone=any(probe.variants and probe.variants[0].outcome in FAILED for probe in inside),
         budget=facts.budget,
-        blank_log=tuple(own),
+        blank_log=blank,
         rewritten_with=() if in_subgraph else index.rewritten_with.get(name, ()),
     )
 

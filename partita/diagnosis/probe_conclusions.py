@@ -228,7 +228,13 @@ def _unchanged(first: ProbeRun) -> str:
 
 
 def _choice(trials: Sequence[ProbeRun]) -> str:
-    """Changes that help; only the first few are named."""
+    """Changes that help; changes that remove something are listed apart."""
+    kinds = dict.fromkeys(trial.removes for trial in trials)
+    return " or ".join(_alike([trial for trial in trials if trial.removes == removes]) for removes in kinds)
+
+
+def _alike(trials: Sequence[ProbeRun]) -> str:
+    """Changes that help, which all remove something or all do not; only the first few are named."""
     found = [trial.substitution for trial in trials if trial.substitution is not None]
     if len(found) == len(trials) and len({(each.before, each.location) for each in found}) == 1:
         return _with_change(str(replace(found[0], after=_alternatives([each.after for each in found]))))

@@ -19,8 +19,8 @@ from partita.diagnosis.graphs import (
 )
 from partita.diagnosis.join import ExecutedNode, join_graphs, join_in_order
 from partita.diagnosis.sources import Memcpy, ProvidersBySource, choose_provider
-from partita.diagnosis.unnamed_nodes import branch_nodes, function_nodes, op_types_of, with_names
-from partita.observations.facts import AssignedNode, GraphNode, NodeEvent, ProviderFacts, SessionFacts
+from partita.diagnosis.unnamed_nodes import branch_nodes, function_nodes, op_types_of, with_file_names, with_names
+from partita.observations.facts import AssignedNode, GraphNode, NodeEvent, SessionFacts
 from partita.observations.names import INLINED
 from partita.observations.records import PhaseName, Source
 
@@ -74,8 +74,8 @@ class SessionIndex:
     """File node that is executed under an unknown name -> executed nodes that may replace it."""
     possible_functions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Executed node without a name -> the file nodes (functions) that may contain it."""
-    blank_log: dict[str, list[tuple[str | None, str]]] = field(default_factory=dict)
-    """Provider -> native log lines with a blank in place of the name, and the operator that they name."""
+    blank_log: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Provider -> node of `possible_functions` -> a native log line about it with a blank in place of the name."""
 
     def op_type(self, name: str) -> str | None:
         """Operator of a node: from the run, else from the optimised graph, the file, the assignment list or the log."""
@@ -148,6 +148,7 @@ class SessionIndex:
 
 def index_session(facts: SessionFacts) -> SessionIndex:
     """Index the facts of one session by node name."""
+    facts = with_file_names(facts)
     facts = with_names(facts, sources.main_graph_events(facts.events)[0])
     events, inner_names = sources.main_graph_events(facts.events)
     exported = {node.name: node for node in facts.graph if node.name}
@@ -200,7 +201,7 @@ def _joined(index: SessionIndex, listed: Mapping[str, str]) -> SessionIndex:
     )
     inside = [name for name in assigned if name not in index.present and name not in exported]
     functions = function_nodes(facts, order, gone)
-    inner_functions = function_nodes(facts, inside, [*gone_inside, *gone]) if index.listed_in_subgraphs else {}
+    inner_functions = function_nodes(facts, inside, gone_inside or gone) if index.listed_in_subgraphs else {}
     branches = branch_nodes((*order, *assigned), gone_inside)
     compiled = file_nodes(index.compiled, exported, order)
     unjoined = dict.fromkeys((*branches, *index.compiled), ())
@@ -217,6 +218,7 @@ def _joined(index: SessionIndex, listed: Mapping[str, str]) -> SessionIndex:
     own |= {name: calls for name, calls in inner_functions.items() if len(calls) == 1}
     found = {**_fused_in_subgraphs(facts, inside), **own, **joined.file_nodes_of, **branches}
     possible = {name: own.get(name) or owners for name, owners in {**functions, **inner_functions}.items()}
+    possible = {name: owners for name, owners in possible.items() if not name.startswith(INLINED)}
     return replace(
         index,
         file_nodes_of=found,
@@ -227,8 +229,8 @@ def _joined(index: SessionIndex, listed: Mapping[str, str]) -> SessionIndex:
             found,
             listed if optimised is None else (),
         ),
-        possible_functions={name: owners for name, owners in possible.items() if not name.startswith(INLINED)},
-        blank_log={name: _blank_lines(facts, known) for name, known in facts.providers.items() if possible},
+        possible_functions=possible,
+        blank_log={provider: _blank_lines(index, provider, possible) for provider in facts.providers if possible},
     )
 
 
@@ -266,11 +268,27 @@ def _fused_in_subgraphs(facts: SessionFacts, listed: Iterable[str]) -> dict[str,
     return {name: behind for name, behind in found.items() if behind}
 
 
-def _blank_lines(facts: SessionFacts, known: ProviderFacts) -> list[tuple[str | None, str]]:
-    """Operator and text of the log lines that match a pattern of a provider, with a blank in place of the node."""
-    blanks = [blank for pattern in known.patterns if (blank := with_blank(pattern)) is not None]
-    found = ((blank.search(line), line) for blank in blanks for line in facts.log)
-    return [(match.groupdict().get("op"), line) for match, line in found if match]
+def _blank_lines(index: SessionIndex, provider: str, nameless: Iterable[str]) -> dict[str, str]:
+    """Node of `nameless` that no source places on the provider -> a log line about it, with a blank for its name.
+
+    Lines with an operator are about its nodes, if there is a line for each. Other lines are about the remaining nodes,
+    if their number is a multiple of the number of nodes: ONNX Runtime queries a provider more than once.
+    """
+    facts, found = index.facts, dict[str, str]()
+    listed = {name for name, node in index.assignments.items() if node.provider == provider}
+    homes = {name: index.providers_by_source.get(name, {}).values() for name in nameless if name not in listed}
+    fallbacks = [name for name, known in homes.items() if not any(provider in each for each in known)]
+    blanks = [blank for pattern in facts.of(provider).patterns if (blank := with_blank(pattern)) is not None]
+    for blank in sorted(blanks, key=lambda each: "op" not in each.groupindex):
+        by_operator: dict[str | None, list[str]] = {}
+        for line in facts.log if fallbacks else ():
+            if match := blank.search(line):
+                by_operator.setdefault(match.groupdict().get("op"), []).append(line)
+        for op, lines in by_operator.items():
+            nodes = [name for name in fallbacks if name not in found and op in (None, index.op_type(name))]
+            if nodes and (len(lines) >= len(nodes) if op else len(lines) % len(nodes) == 0):
+                found |= dict.fromkeys(nodes, lines[0])
+    return found
 
 
 def _copied_tensors(graph: OptimisedGraph) -> dict[str, Memcpy]:

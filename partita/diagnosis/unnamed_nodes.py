@@ -15,12 +15,14 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from partita.observations.facts import AssignedNode, GraphNode, NodeEvent, SessionFacts
 from partita.observations.names import INLINED
 
 NUMBERED = re.compile(r"(?P<op>[A-Za-z](\w*?[A-Za-z])?)(?P<number>\d+)")
 BRANCH = re.compile(r"(?P<branch>_if_(?P<side>then|else)_branch_(token_\d+_)?)(?P<op>[A-Za-z]\w*?)(_token_\d+)?")
+Named = TypeVar("Named", AssignedNode, GraphNode, NodeEvent)
 INDEXED = re.compile(r"(?P<op>[A-Za-z]\w*)_(?P<number>\d+)")
 
 
@@ -42,6 +44,30 @@ def with_names(facts: SessionFacts, events: Sequence[NodeEvent]) -> SessionFacts
     )
 
 
+def with_file_names(facts: SessionFacts) -> SessionFacts:
+    """The facts with the file's names for the nodes of a SequenceMap's graph.
+
+    ONNX Runtime lists them twice: before it inlines the function, and in the resulting Loop under a name with a prefix.
+    """
+    prefix = f"{INLINED}SequenceMap_"
+    names = {f"{prefix}{node.name}": node.name for node in facts.subgraph_nodes if node.name}
+    again = {names[node.name] for node in facts.assigned or () if node.name in names}
+    if not again:
+        return facts
+
+    def renamed(nodes: Iterable[Named]) -> tuple[Named, ...]:
+        return tuple(replace(node, name=names.get(node.name, node.name)) for node in nodes)
+
+    holders = [replace(node, subgraph_nodes=renamed(node.subgraph_nodes)) for node in facts.optimised or ()]
+    return replace(
+        facts,
+        assigned=renamed(node for node in facts.assigned or () if node.name not in again),
+        events=renamed(facts.events),
+        optimised=None if facts.optimised is None else tuple(holders),
+        log=tuple(line.replace(prefix, "") for line in facts.log),
+    )
+
+
 def _names_in_profile(
     plan: Sequence[Sequence[str]], events: Sequence[NodeEvent], planned: Mapping[str, list[str]]
 ) -> dict[str, str]:
@@ -58,7 +84,7 @@ def _names_in_profile(
         for op, names in planned.items():
             ours = [name for name in stream if name in names]
             ran = [event for event in events if event.op_type == op and INDEXED.fullmatch(event.name)]
-            ran = [event for event in ran if event.provider in home]
+            ran = [event for event in ran if event.provider in home and event.name not in stream]
             if len(ours) == len(ran):
                 found |= {event.name: name for event, name in zip(ran, ours, strict=True)}
     return found

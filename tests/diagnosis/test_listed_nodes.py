@@ -10,6 +10,7 @@ import pytest
 from partita.diagnosis.explanation import find_fallbacks, nodes_to_probe
 from partita.diagnosis.session_index import SessionIndex, index_session
 from partita.observations.facts import AssignedNode, GraphNode, NodeEvent, SessionFacts
+from partita.observations.patterns import LogPattern
 from tests.partition_reports.samples import CPU, GPU, GPU_CHAIN, event, session_facts, windows
 
 CLIP = "_inlfunc_F_clip"
@@ -117,3 +118,32 @@ def test_subgraph_of_possible_control_flow_node_counts():
     """Without a run, the operator of the planned node is unknown."""
     events: tuple[NodeEvent, ...] = ()
     assert len(inside(index_session(constant_if(events=events)))) == 2
+
+
+FORCED = LogPattern("cpu_preferred", r"Force fallback for node: (?P<node>\S+) because")
+
+
+@pytest.mark.parametrize(("lines", "code"), [(1, "unexplained"), (2, "cpu_preferred"), (3, "unexplained")])
+def test_log_lines_without_name_explain_nodes_only_if_their_number_fits(lines: int, code: str) -> None:
+    facts = called_twice(
+        graph=(node("crop", "CenterCropPad"),),
+        subgraph_nodes=(),
+        plan=(("Max0", "Sub0"),),
+        assigned=listed(("", "Max", CPU), ("", "Sub", CPU)),
+        log=("[I:onnxruntime:, x.cc:1 F] Force fallback for node:  because of its size",) * lines,
+        patterns=(FORCED,),
+    )
+    found = find_fallbacks(index_session(facts), "run", GPU_CHAIN)
+    assert [(entry.node, entry.reason) for entry in found] == [("Max0", code), ("Sub0", code)]
+
+
+def test_function_of_a_subgraph_has_one_owner_beside_a_folded_node() -> None:
+    """ONNX Runtime folded the node `two` of the main graph; the branch calls a function with an unnamed Max."""
+    facts = called_twice(
+        graph=(node("two", "Add"), IF),
+        subgraph_nodes=(node("mish", "Mish", subgraph_attribute="then_branch"),),
+        plan=(("if",),),
+        assigned=listed(("", "Max", CPU), ("if", "If", GPU)),
+        log=(),
+    )
+    assert index_session(facts).possible_functions == {"Max0": ("mish",)}

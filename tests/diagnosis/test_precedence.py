@@ -74,7 +74,7 @@ def test_first_applicable_row_decides(case: str) -> None:
 def test_log_line_without_name_yields_to_probe() -> None:
     """A line with a blank name may be about another node of the same operator."""
     blank = NO_KERNEL.replace(GATHER, "")
-    nameless = context(blank_log=(blank,))
+    nameless = context(blank_log=blank)
     assert explain(nameless)[0].code == "no_kernel_op"
     assert explain(replace(nameless, probe=TAKEN_ALONE))[0].code == "not_claimed"
 

@@ -1,11 +1,11 @@
-"""Profile events of control-flow subgraphs are separated from those of the main graph."""
+"""Profile events: those of control-flow subgraphs are separated, and nodes without a name get that of the plan."""
 
 from __future__ import annotations
 
+from partita.diagnosis.session_index import index_session
 from partita.diagnosis.sources import main_graph_events
-from partita.observations.facts import NodeEvent
-
-CPU = "CPUExecutionProvider"
+from partita.observations.facts import GraphNode, NodeEvent
+from tests.partition_reports.samples import CPU, session_facts, windows
 
 
 def event(run: int, order: int, name: str, start_us: int, host_us: int) -> NodeEvent:
@@ -28,3 +28,13 @@ def test_events_in_loop_and_nested_if_belong_to_subgraphs() -> None:
     main, bodies = main_graph_events(looped(0, 3) + looped(1, 3))
     assert [entry.name for entry in main] == ["Relu_0", "Loop_0", "Relu_1"] * 2
     assert bodies == {"If_0", "Neg_0", "Add_0"}
+
+
+def test_named_nodes_in_the_format_of_the_profile_are_not_counted_as_unnamed() -> None:
+    """The file names its nodes Mul_0 and Add_0, as the profile names nodes without a name."""
+    graph = tuple(GraphNode(name, op, "", (), ()) for name, op in (("Mul_0", "Mul"), ("m", "Mish"), ("Add_0", "Add")))
+    ran = [("Mul_0", "Mul"), ("Softplus_5", "Softplus"), ("Tanh_6", "Tanh"), ("Mul_7", "Mul"), ("Add_0", "Add")]
+    events = tuple(NodeEvent(0, at, name, op, CPU, 10 * at, 5, 4, ()) for at, (name, op) in enumerate(ran))
+    plan = ("Mul_0", "Softplus0", "Tanh0", "Mul0", "Add_0")
+    index = index_session(session_facts(graph=graph, plan=(plan,), events=events, runs=windows("prefill")))
+    assert tuple(each.name for each in index.events) == index.order == plan

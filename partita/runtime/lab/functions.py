@@ -52,9 +52,9 @@ def _unfold(graph: Graph, owner: str, *, deep: bool) -> Graph | None:
     import onnx.inliner
 
     node = graph.nodes.get(owner)
-    if node is None:
-        return None
     opsets = {plain_domain(entry.domain): entry.version for entry in graph.proto.opset_import}
+    if node is None or not _has_function(node, opsets):
+        return None
     try:
         part = part_model(graph, [owner], fixed=False)
         _write_defaults(part.graph.node[0], opsets)
@@ -70,6 +70,18 @@ def _unfold(graph: Graph, owner: str, *, deep: bool) -> Graph | None:
         each.name = f"{node.op_type}/{number}"
     fixed = {port.name: sizes_of(graph.fixed.get(port.name)) for port in body.graph.input}
     return cut_proto(body, graph.folder, {name: sizes for name, sizes in fixed.items() if sizes is not None})
+
+
+def _has_function(node: onnx.NodeProto, opsets: dict[str, int]) -> bool:
+    """Whether the operator set defines the operator as a function; unfolding every other node takes too long."""
+    import onnx
+
+    domain = plain_domain(node.domain)
+    try:
+        schema = onnx.defs.get_schema(node.op_type, opsets.get(domain, 1), domain)
+    except onnx.defs.SchemaError:
+        return False
+    return bool(schema.has_function or schema.has_context_dependent_function)
 
 
 def _write_defaults(node: onnx.NodeProto, opsets: dict[str, int]) -> None:

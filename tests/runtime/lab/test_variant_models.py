@@ -10,6 +10,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 
+from partita.runtime.lab import functions
 from partita.runtime.lab.graph import CannotProbeError, Graph, cut_graph, find_constants, known_values
 from partita.runtime.lab.variant import ZEROS, node_variant, part_model, variant_model, zeros_needed
 from partita.runtime.place.onnx_model import read_onnx
@@ -208,3 +209,18 @@ def test_equal_names_in_different_subgraphs_have_separate_types(tmp_path):
     graph = cut_graph(read_onnx(tmp_path / "m.onnx"), {})
     kinds = {name: node_variant(graph, name).feeds[0].kind.tensor_type.elem_type for name in ("back", "again")}
     assert kinds == {"back": TensorProto.INT64, "again": TensorProto.UINT8}
+
+
+def test_only_functions_are_unfolded(cut, monkeypatch):
+    """Unfolding takes 15 ms, too long for every node of a large graph."""
+    graph = cut("g (float[2] x) => (float[2] z) { [mul] y = Mul(x, x) [mish] z = Mish(y) }")
+    unfolded = []
+
+    def counted(graph, names, **changes):
+        unfolded.extend(names)
+        return part_model(graph, names, **changes)
+
+    monkeypatch.setattr(functions, "part_model", counted)
+    known = functions.Functions(graph)
+    assert known.expanded("mul", deep=False) is None and known.expanded("mish", deep=False) is not None
+    assert unfolded == ["mish"]
