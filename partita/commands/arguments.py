@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from partita.partition_reports.render.show import View
 
 STDOUT = Path("-")
-SHOWN_BY_REPORT = ("report", "result")
+SHOWN_BY_REPORT = ("report", "result", "support table")
 """Kinds of files that `partita report show` reads."""
 SUFFIXES = {".html": "html", ".json": "json", ".md": "markdown"}
 """View of an output file by its suffix."""

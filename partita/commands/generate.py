@@ -229,12 +229,14 @@ def run_batch(options: GenerateCommand, given: Sampling, target: Target, manifes
 def _follow(source: InputFile, output: Path, defaults: RowDefaults, answer: Answer, **identity: Any) -> Followed:
     """Answer the rows with a bar, and print a line at the end."""
     with RowBar() as bar:
+        result = None
         try:
             result = run_file(source, output, answer, defaults, on_progress=bar.show, **identity)
         except (PartitaError, KeyboardInterrupt) as error:
-            if bar.last is not None and bar.last.done:
-                note(interrupted_text(output, bar.last.done, bar.last.rows))
             return None, error, bar.last
+        finally:  # also after SIGTERM
+            if result is None and bar.last is not None and bar.last.done:
+                note(interrupted_text(output, bar.last.done, bar.last.rows))
     note(_summary(result))
     return result, None, bar.last
 

@@ -69,7 +69,7 @@ def support(options: SupportCommand) -> int:
     if [bool(words), model is not None, options.everything].count(True) != 1:
         raise UsageError("name operators (e.g. Cast com.microsoft:MatMulNBits), a model, or --all; use exactly one")
     options = replace(options, operators=words, model=model)
-    showing = prepare(options)
+    showing = replace(prepare(options), file_kind="support table")
     found, interrupted = measure_support(options, TERMINAL)
     showing.show(found)
     return INTERRUPTED if interrupted else 0

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
 from importlib import import_module
+from numbers import Number
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -230,6 +231,8 @@ def _checked(each: DescribedField, value: Any) -> Any:
             raise UsageError(f"`{name}={value}`: {only}")
     if each.type not in (int, float):
         return value
+    if not isinstance(value, (int, float)) and isinstance(value, Number) and hasattr(value, "item"):
+        value = value.item()  # of numpy
     if isinstance(value, int) and value.bit_length() > MOST_BITS:
         raise UsageError(f"`{name}` is an integer of more than 300 digits, above the limit of every option")
     if isinstance(value, bool) or not isinstance(value, int if each.type is int else (int, float)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -58,6 +59,8 @@ ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/models", OPEN_TO_AL
 JSON_TYPE = "application/json"
 READ_SECONDS = 30.0
 """Time limit for receiving a request body."""
+AUTHORITY = re.compile(r"https?://[^/]*", re.IGNORECASE)
+"""Start of a target in absolute form, which servers must accept (RFC 9112, section 3.2.2)."""
 DISCARDED = 8
 """A request body above the limit is read up to this multiple of it: many clients read no response before they sent
 all."""
@@ -215,6 +218,8 @@ class Gate:
         """Answer a request."""
         if scope["type"] != "http":
             return
+        if not scope["path"].startswith("/"):
+            scope["path"] = AUTHORITY.sub("", scope["path"], count=1) or "/"
         path, status = scope["path"], 0
         added = [(b"x-request-id", f"req_{secrets.token_hex(12)}".encode()), (b"x-content-type-options", b"nosniff")]
 
@@ -229,6 +234,10 @@ class Gate:
         try:
             refusal = self._refusal(path, Headers(scope=scope))
             await (self._app if refusal is None else refusal.response())(scope, receive, noted)
+        except asyncio.CancelledError:  # the server ends while the body arrives
+            if status:
+                raise
+            await shutting_down().response()(scope, receive, noted)
         except Exception as error:
             self._log(f"internal error: {type(error).__name__}: {error}; this is a bug in Partita")
             if status:

@@ -91,6 +91,8 @@ class Exchange:
         except TimeoutError:
             error = timed_out(self._limits.timeout)
         except asyncio.CancelledError:
+            if self._gone and self._streams:  # it is the end of the response
+                return
             if self._gone:
                 raise ClientDisconnect from None
             error = shutting_down()

@@ -326,6 +326,8 @@ def _api_error(error: ValidationError, kind: type[CompletionsBase]) -> ApiError:
         near = difflib.get_close_matches(name, kind.model_fields, n=1)  # which compares every character
         hint = f" Did you mean {near[0]}?" if near else ""
         return invalid(f"Unrecognized request argument supplied: {value_text(name)}.{hint}", name, "unknown_parameter")
+    if what == "literal_error":
+        return invalid(f"Unsupported value: '{param}'; {message}; omit it.", param, "unsupported_value")
     if what == "unsupported_value":
         return invalid(f"Unsupported value: '{param}'; {message}.", param, what)
     if what.endswith("_type"):

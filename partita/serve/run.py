@@ -165,15 +165,19 @@ class Server(uvicorn.Server):
         code: int | None = None
         with ThreadPoolExecutor(1, "server") as pool:
             serving = pool.submit(self.run, [self._listening])
-            while not serving.done():
-                try:
-                    wait([serving], timeout=POLL_SECONDS)
-                except KeyboardInterrupt:
-                    code = INTERRUPTED if code is None else code
-                    self.end("SIGINT")
-                except TerminatedError as error:
-                    code = 0 if code is None else code
-                    self.end(error.name)
+            try:
+                while not serving.done():
+                    try:
+                        wait([serving], timeout=POLL_SECONDS)
+                    except KeyboardInterrupt:
+                        code = INTERRUPTED if code is None else code
+                        self.end("SIGINT")
+                    except TerminatedError as error:
+                        code = 0 if code is None else code
+                        self.end(error.name)
+            except BaseException:  # a signal between two waits
+                self.endpoints.draining = self.should_exit = True
+                raise
             serving.result()
         return code or 0
 
