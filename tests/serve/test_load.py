@@ -65,6 +65,7 @@ def test_disconnected_clients_free_their_slots_and_queue_entries(server):
     ended = server.metric("partita_prompts_ended_total", model="tiny", reason="interrupted")
     assert ended == (float(before[0].split()[-1]) if before else 0) + 6
     assert server.post(COMPLETION, {**LONG, "max_tokens": 2}).status_code == 200
+    assert server.log == [], "a client that leaves is no error"
 
 
 def test_slow_client_holds_no_slot_and_gets_full_response(server):
