@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -92,8 +93,9 @@ def test_subgraph_inputs_on_other_device_may_have_unreported_copies():
     [
         {"assigned": listed(*PLACED, *((name, op, GPU) for name, op, _ in INSIDE))},
         {"plan": (("mm", "_if_then_branch_Det"),)},
+        {"subgraph_nodes": tuple(replace(each, inputs=("k",)) for each in INNER)},
     ],
-    ids=["one device", "a constant condition"],
+    ids=["one device", "a constant condition", "no tensor of the main graph"],
 )
 def test_subgraph_without_cross_device_inputs_has_no_unreported_copies(changes):
     assert bodies_of(branching(**changes)).may_have_more_copies is False
