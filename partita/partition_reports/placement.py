@@ -14,7 +14,7 @@ from partita.diagnosis.evidence import name_in, names_a_node
 from partita.diagnosis.graphs import COMPILED, MEMCPY_OPS, OptimisedGraph, edges
 from partita.diagnosis.session_index import SessionIndex
 from partita.diagnosis.sources import HOST_DEVICE, ProvidersBySource
-from partita.observations.facts import AssignedNode, PortFact
+from partita.observations.facts import AssignedNode, PortFact, SessionFacts
 from partita.observations.names import CPU
 from partita.observations.records import PhaseName, Source
 from partita.partition_reports.cost import NodeTimes
@@ -156,7 +156,7 @@ def find_subgraphs(index: SessionIndex) -> Subgraphs | None:
         on_cpu=on_cpu,
         function_nodes=tuple(node for node in nodes if any(each in index.file_nodes for each in node.replaces)),
         copies=max(inserted - in_plan, 0) if logged else None,
-        may_have_more_copies=index.has_subgraphs and _spans_devices(index, listed),
+        may_have_more_copies=index.has_subgraphs and _reads_around(index.facts) and _spans_devices(index, listed),
     )
 
 
@@ -173,12 +173,23 @@ def _subgraph_node(index: SessionIndex, node: AssignedNode) -> SubgraphNode:
     )
 
 
+def _reads_around(facts: SessionFacts) -> bool:
+    """Whether a node in a control-flow subgraph reads a tensor of the main graph.
+
+    ONNX Runtime inserts no Memcpy node for it: the control-flow kernel copies it (`ProcessDefs` in
+    onnxruntime/core/optimizer/transformer_memcpy.cc).
+    """
+    optimised = facts.optimised or ()
+    main = {port.name for port in facts.ports if port.direction == "input"}
+    main |= {tensor for node in (*facts.graph, *optimised) for tensor in node.outputs if tensor}
+    inside = (*facts.subgraph_nodes, *(each for node in optimised for each in node.subgraph_nodes))
+    return any(not main.isdisjoint(node.inputs) for node in inside)
+
+
 def _spans_devices(index: SessionIndex, listed: Iterable[AssignedNode]) -> bool:
     """Whether nodes of main graph and control-flow subgraphs may be on providers with different memories.
 
-    ONNX Runtime inserts no Memcpy node for a tensor of the main graph that a subgraph reads: the control-flow kernel
-    copies it (`ProcessDefs` in onnxruntime/core/optimizer/transformer_memcpy.cc). A provider whose nodes of the main
-    graph are on the CPU device uses CPU memory.
+    A provider whose nodes of the main graph are on the CPU device uses CPU memory.
     """
     facts = index.facts
     main = {*map(index.provider, index.order)} - {None}

@@ -8,8 +8,10 @@ import pytest
 
 from partita.check.gate import exceeded_limits
 from partita.check.requirements import Limits
+from partita.explain import find
 from partita.observations.facts import AS_IS, NodeProbe, ProbeRun
 from partita.observations.patterns import PRESENT, KernelRow
+from partita.partition_reports.render.show import load_view
 from partita.providers.resolve import known_providers
 from partita.remedies import Remedy
 from partita.runtime.ort.native_log import parse_profile
@@ -26,6 +28,16 @@ def of(*rows, run_log=RUN_LOG, **changes):
     facts = mixed_facts()
     session = facts.sessions[0].with_provider(GPU, kernels=rows)
     return report_of(replace(facts, sessions=(replace(session, run_log=run_log, **changes),)), GPU_CHAIN)
+
+
+def test_explanation_shows_kernel_times_of_each_phase():
+    report = of(SLOW)
+    shares = {"prefill": 0.25, "decode": 0.5}
+    paths = tuple(each.model_copy(update={"time_share": shares[each.phase]}) for each in report.kernel_paths)
+    found = find(report.model_copy(update={"kernel_paths": paths}), LAST)
+    assert found is not None
+    said = " ".join(load_view("text", "partita.explain").to_text(found).split())
+    assert "time share in prefill 25.0 %" in said and "time share in decode 50.0 %" in said
 
 
 def paths(report):

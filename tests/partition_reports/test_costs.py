@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from partita.observations.facts import GraphNode, PortFact
+from partita.partition_reports.records import Phase
+from tests.partition_reports.report_changes import each_phase, mixed, with_cost
 from tests.partition_reports.samples import (
     GPU_CHAIN,
     MIXED_PLAN,
@@ -175,3 +179,13 @@ def test_sources_give_reason_for_missing_optimised_graph():
     said = {entry.source: entry for entry in report.sources}
     assert not said["optimised_model"].available and "too large" in said["optimised_model"].covers
     assert "too large" in shown(report)
+
+
+def test_phase_figures_show_lower_bound_of_copied_bytes() -> None:
+    def lost(phase: Phase) -> dict[str, Any]:
+        first, *others = phase.copies
+        copies = (first.model_copy(update={"bytes_per_run": None}), *others)
+        return {"copies": copies, "cost": with_cost(phase, copy_bytes_per_run=None)}
+
+    (line,) = (row for row in shown(each_phase(mixed(), lost)).splitlines() if row.startswith("  copy bytes  "))
+    assert " ".join(line.split()) == "copy bytes 1 KiB or more 1.01 KiB or more"

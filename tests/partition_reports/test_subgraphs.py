@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -79,6 +80,8 @@ def report_on(facts: SessionFacts) -> Report:
 def test_copies_of_a_tensor_in_two_branches_count_twice():
     assert bodies_of(branching(log=(COPY, COPY))).copies == 2
     assert bodies_of(branching(log=())).copies is None, "a log that was not kept"
+    for log, count in (((COPY, COPY), "2"), ((), "unknown")):
+        assert f"Memcpy nodes {count}" in " ".join(shown(report_on(branching(log=log))).split())
 
 
 def test_subgraph_inputs_on_other_device_may_have_unreported_copies():
@@ -92,11 +95,17 @@ def test_subgraph_inputs_on_other_device_may_have_unreported_copies():
     [
         {"assigned": listed(*PLACED, *((name, op, GPU) for name, op, _ in INSIDE))},
         {"plan": (("mm", "_if_then_branch_Det"),)},
+        {"subgraph_nodes": tuple(replace(each, inputs=("k",)) for each in INNER)},
     ],
-    ids=["one device", "a constant condition"],
+    ids=["one device", "a constant condition", "no tensor of the main graph"],
 )
 def test_subgraph_without_cross_device_inputs_has_no_unreported_copies(changes):
     assert bodies_of(branching(**changes)).may_have_more_copies is False
+
+
+def test_subgraph_without_cpu_nodes_is_reported():
+    on_device = listed(*PLACED, *((name, op, GPU) for name, op, _ in INSIDE))
+    assert "nodes on CPU 0" in " ".join(shown(report_on(branching(assigned=on_device))).split())
 
 
 @pytest.mark.parametrize("branch_of", ["then/Det", "if/then/Det"])

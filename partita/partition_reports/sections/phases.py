@@ -75,13 +75,20 @@ def _figures(report: Report) -> Table:
     phases, timed = report.phases, is_timed(report)
     rows = list(_node_figures(phases))
     for name in (*COST, *(WAITS if timed else ())):
-        rows.append((label_of(name), *(value_text(name, getattr(phase.cost, name, None)) for phase in phases)))
+        rows.append((label_of(name), *(_cost_text(phase, name) for phase in phases)))
     for name in (*SPEED, OVERHEAD) if timed else ("observed_runs",):
         least = TAILS.get(name, 0)
         values = (getattr(phase, name) if phase.steps >= least else None for phase in phases)
         rows.append((label_of(name), *(value_text(name, value) for value in values)))
     shown = (row for row in rows if any(cell != NOT_KNOWN for cell in row[1:]))
     return table("The phases in figures", ["figure", *(Column(phase.name) for phase in phases)], shown, obvious=True)
+
+
+def _cost_text(phase: Phase, name: str) -> str:
+    """A figure of the cost of a phase; bytes of copies may be a lower bound."""
+    if name == "copy_bytes_per_run" and phase.cost is not None:
+        return copied_bytes(phase.copies)
+    return value_text(name, getattr(phase.cost, name, None))
 
 
 def _node_figures(phases: Sequence[Phase]) -> Iterator[tuple[str, ...]]:

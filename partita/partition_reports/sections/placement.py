@@ -120,7 +120,9 @@ def _about_providers(report: Report) -> Iterator[Block]:
                 yield Line(f"{text}{tally(entry.op_types)}", f"{short_provider(entry.provider)}{where}")
         if phase.subgraphs is not None:
             inside = phase.subgraphs
-            facts = fields_of(inside, "is_known", "may_have_more_copies")
+            facts = fields_of(inside, "is_known", "may_have_more_copies", "copies")
+            facts += [("nodes on CPU", "0")] if inside.is_known and not inside.on_cpu else []
+            facts.append(("Memcpy nodes", "unknown" if inside.copies is None else f"{inside.copies:,}"))
             blocks: list[Block] = [pairs("Control-flow subgraphs", facts)]
             blocks += [] if inside.is_known else [Line("This ONNX Runtime does not list their nodes.")]
             blocks += [Line(MORE_COPIES)] if inside.may_have_more_copies else []
