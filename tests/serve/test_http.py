@@ -55,7 +55,7 @@ def test_internal_error_returns_500_and_details_only_in_log(server, monkeypatch)
         (b"POST /v1/completions HTTP/1.1\r\n" + SIZED + b"\r\n" + BODY, 200),
         (b"POST /v1/completions HTTP/1.0\r\n" + SIZED + b"\r\n" + BODY, 200),
         (b"GET http://x HTTP/1.1\r\nhost: localhost\r\n\r\n", 404),
-        (b"GET http://localhost/v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n", 200),
+        (b"POST http://localhost/v1/completions HTTP/1.1\r\n" + SIZED + b"\r\n" + BODY, 200),
         (b"POST /v1/completions HTTP/1.1\r\nexpect: 100-continue\r\n" + SIZED + b"\r\n" + BODY, 200),
         (b"POST /v1/completions HTTP/1.1\r\n" + CHUNKED + b"\r\n%x;a=b\r\n%s\r\n0\r\nx: y\r\n\r\n", 200),
         (b"POST /v1/completions HTTP/1.1\r\n" + CHUNKED + b"\r\n-5\r\n{}\r\n0\r\n\r\n", 400),
