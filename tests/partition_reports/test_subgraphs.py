@@ -13,6 +13,7 @@ from partita.observations.facts import AssignedNode, GraphNode, PortFact, Sessio
 from partita.partition_reports.outcome import state_name
 from partita.partition_reports.placement import find_subgraphs
 from partita.partition_reports.records import Report, Subgraphs
+from partita.partition_reports.sections.fallbacks import section as fallbacks_section
 from partita.partition_reports.sections.placement import section as nodes_section
 from tests.partition_reports.report_changes import each_phase, mixed
 from tests.partition_reports.samples import (
@@ -139,6 +140,7 @@ def test_subgraph_node_with_main_graph_name_is_its_own_fallback():
     assert [(entry.node, entry.provider, entry.cost) for entry in report.fallbacks] == [("mm", CPU, None)]
     assert (state_name(report), report.conflicts) == ("partly", ())
     assert "unexplained" not in str(nodes_section(report))
+    assert "target='n0-" in str(fallbacks_section(mixed())) and "target='n0-" not in str(fallbacks_section(report))
     told = find(report, "mm")
     assert isinstance(told, Explanation)
     assert "the preferred provider" in headline(told) and "unexplained" not in headline(told)

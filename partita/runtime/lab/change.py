@@ -59,7 +59,10 @@ def fixed_feed(feed: ExperimentInput) -> ExperimentInput:
 
 
 def with_sizes(variant: Variant, sizes: Mapping[str, Sequence[int | None]]) -> Variant:
-    """The variant with other sizes of inputs; constants keep theirs, and declared outputs do not apply."""
+    """The variant with other sizes of inputs (None: unknown); constants keep theirs.
+
+    Declared outputs do not apply to other sizes.
+    """
 
     def resized(feed: ExperimentInput) -> ExperimentInput:
         element = element_of(feed.kind)
@@ -67,7 +70,8 @@ def with_sizes(variant: Variant, sizes: Mapping[str, Sequence[int | None]]) -> V
             return feed
         return replace(feed, kind=tensor_type(element, sizes[feed.name]))
 
-    return replace(with_feeds(variant, resized), declared={})
+    resizes = any(size is not None for known in sizes.values() for size in known)
+    return replace(with_feeds(variant, resized), declared={} if resizes else variant.declared)
 
 
 def with_elements(variant: Variant, elements: Mapping[str, int], attributes: Attributes) -> Variant:

@@ -97,6 +97,12 @@ def test_single_variations_load_in_onnxruntime(case, name, factor):
         assert trial.factor != factor or opens(changed), trial.change
 
 
+def test_known_rank_keeps_declared_outputs(case):
+    plain = case("g (float[] x) => (float[2,4] y) {\n  [n] y = Elu(x)\n}", x=(2, 4))
+    (ranked,) = (changed for trial, changed in single_changes(plain) if trial.factor == "rank")
+    assert ranked.declared == plain.declared != {}
+
+
 def test_each_factor_belongs_to_a_single_reason(case):
     known = [factor for reason in REASONS.values() for factor in reason.factors]
     own = [OPTION, *FACTORS]
