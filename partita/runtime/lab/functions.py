@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any, TYPE_CHECKING
 
 from partita.runtime.lab.graph import CannotProbeError, Graph, cut_proto
 from partita.runtime.lab.schema import find_operator, plain_domain
@@ -78,7 +78,7 @@ def _has_function(node: onnx.NodeProto, opsets: dict[str, int]) -> bool:
 
     domain = plain_domain(node.domain)
     try:
-        schema = onnx.defs.get_schema(node.op_type, opsets.get(domain, 1), domain)
+        schema: Any = onnx.defs.get_schema(node.op_type, opsets.get(domain, 1), domain)
     except onnx.defs.SchemaError:
         return False
     return bool(schema.has_function or schema.has_context_dependent_function)
