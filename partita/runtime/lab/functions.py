@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from partita.runtime.lab.graph import CannotProbeError, Graph, cut_proto
 from partita.runtime.lab.schema import find_operator, plain_domain
