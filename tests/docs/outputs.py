@@ -272,7 +272,7 @@ OUTPUTS: dict[str, Callable[[], str]] = {
     "export-webgpu": lambda: exported("export_webgpu"),
     "not-used": not_used,
     "refused": refused,
-    "providers": lambda: shown(recordings.machine(), "partita.machine.document"),
+    "providers": lambda: shown(recordings.machine(), "partita.machine"),
     "verify-demo": verified,
     "demo-brief": lambda: run("partita report show fp32.json"),
     "demo-verdicts": lambda: verdicts("fp32", "fp16"),
