@@ -284,7 +284,6 @@ MOST = 40
 """Maximum listed names; the JSON has all."""
 COPY_FIELDS = ("name", "tensor", "direction", "bytes_per_run", "host_us_per_run", "caused_by", "cause_missing_reason")
 IDENTITY = ("op_type", "module", "layer", "source_line", "preferred_provider")
-TIMES = ("host_us_per_run", "time_share")
 PLACE_FIELDS = ("phase", "node", "op_type", "provider", "position", "host_us_per_run", "time_share", "output_bytes")
 
 
@@ -377,15 +376,8 @@ def _kernels(explanation: Explanation) -> Iterator[Section]:
     alike = grouped(explanation.kernel_paths, lambda entry: (entry.node, entry.path, entry.cause))
     for number, entries in enumerate(alike.values()):
         slow, phases = " (slow)" if entries[0].is_slow else "", in_phases(entry.phase for entry in entries)
-        rows = fields_of(entries[0], "phase", "node", "op_type", "module", "path", "is_slow", *TIMES)
-        rows += [
-            (f"{label_of(name)}{in_phases([entry.phase])}", value_text(name, value))
-            for entry in entries
-            for name in TIMES
-            if (value := getattr(entry, name)) is not None
-        ]
-        shown = (pairs("Kernel path", rows),)
-        yield Section(f"kernel{number}", f"Kernel path{phases}: {entries[0].path}{slow}", shown)
+        shown = pairs("Kernel path", fields_of(entries[0], *PLACE_FIELDS, "module", "path", "is_slow"))
+        yield Section(f"kernel{number}", f"Kernel path{phases}: {entries[0].path}{slow}", (shown,))
 
 
 def _remarks(explanation: Explanation) -> Iterator[Section]:

@@ -126,8 +126,7 @@ def find(requirement: Requirement, report: Report) -> Finding:
         folded = [phase for phase in phases if phase.folded_nodes is not None and measure.field not in FIGURES]
         folded = [phase for phase in folded if figure(report, phase).value is None]
         if folded:
-            where = listing(phase.name for phase in folded)
-            found.append((True, f"{measure.field} does not apply in {where}: {FOLDED}"))
+            found.append((True, f"{measure.field} does not apply in {listing(each.name for each in folded)}: {FOLDED}"))
         others = [phase for phase in phases if phase not in folded]
         found += _decide_in(others, figure, measure.sign, measure.limit, report)
     return _join(found)
@@ -368,8 +367,7 @@ def check(
     """
     if options.max_slowdown is not None and baseline is None:
         raise UsageError("`max_slowdown` needs `baseline` to compare with")
-    outcomes = [*_validity(report, "the report")]
-    outcomes += [] if baseline is None else _validity(baseline[1], "the baseline")
+    outcomes = [*_validity(report, "the report"), *(_validity(baseline[1], "the baseline") if baseline else ())]
     if any(map(is_known, report.phases)):
         given = {each: getattr(options, each) for each in LIMITS}
         limits = {each: value for each, value in given.items() if value is not None and value is not False}
@@ -433,12 +431,7 @@ def document(result: GateResult) -> Document:
     heads = ("requirement", "passed", "value")
     rows = [(outcome.check, "yes" if outcome.met else "NO", outcome.detail) for outcome in ranked]
     section = Section("checks", "Checks", (table("Requirements", heads, rows, obvious=True),))
-    return Document(
-        kind="Check of a report",
-        name=result.report,
-        headline=(headline(result),),
-        sections=(section,) if rows else (),
-    )
+    return Document("Check of a report", result.report, (headline(result),), (section,) if rows else ())
 
 
 def _show(result: GateResult, console: Any) -> None:

@@ -81,7 +81,7 @@ def _has_function(node: onnx.NodeProto, opsets: dict[str, int]) -> bool:
         schema: Any = onnx.defs.get_schema(node.op_type, opsets.get(domain, 1), domain)
     except onnx.defs.SchemaError:
         return False
-    return bool(schema.has_function or schema.has_context_dependent_function)
+    return any(getattr(schema, name, False) for name in ("has_function", "has_context_dependent_function"))
 
 
 def _write_defaults(node: onnx.NodeProto, opsets: dict[str, int]) -> None:
