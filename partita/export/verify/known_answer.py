@@ -197,11 +197,7 @@ def compute(
         prepare(model)
         memory_map.let_go(model)
     with quiet(), torch.no_grad(), translate_errors("running the source model"):
-        with mask_functions() as masks:
-            prefilled = _try(partial(_prefill, model, sequence, 1))
-            if prefilled is None:
-                last_logits(model, sequence, 1)
-        reaches = _reaches(model, masks, max_length)
+        prefilled, reaches = _read_prompt(model, sequence, max_length)
         context = min(static_up_to(model) or max_length, max_length)  # where rotary frequencies change
         past = [reach for reach in reaches if count + steps <= reach <= crossed]
         count = max([count, *(min(reach + TOKENS_PAST, max_length - steps) for reach in past)])
@@ -285,6 +281,15 @@ def _reaches(model: Any, masks: Iterable[MaskFunction], max_length: int) -> dict
     found = [first_hidden(mask, max_length - 1) for mask in (*masks, *tables)]  # the last token is never an input
     names = {True: "attention chunk", False: "sliding window"}
     return {tokens: f"{names[chunk]} of {tokens} tokens" for tokens, chunk in filter(None, found)}
+
+
+def _read_prompt(model: Any, sequence: torch.Tensor, max_length: int) -> tuple[Prefilled | None, dict[int, str]]:
+    """The prompt read with a cache, if the model can, and the windows and chunks of its masks; see `_reaches`."""
+    with mask_functions() as masks:
+        prefilled = _try(partial(_prefill, model, sequence, 1))
+        if prefilled is None:
+            last_logits(model, sequence, 1)
+    return prefilled, _reaches(model, masks, max_length)
 
 
 def _prefill(model: Any, sequence: torch.Tensor, keep: int) -> Prefilled:

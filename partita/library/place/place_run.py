@@ -28,6 +28,7 @@ from partita.runtime.chain.open_chain import ChainError, chain_entry
 from partita.runtime.chain.pins import parse_pins
 from partita.runtime.machine import environment
 from partita.runtime.ort.errors import NoKernelError, NotOpenedError
+from partita.runtime.ort.native_log import printed_kernels
 from partita.runtime.place.inputs import Shape, input_shapes, read_values, size_text
 from partita.runtime.place.onnx_model import OnnxModel, fixed_shapes, read_onnx
 from partita.runtime.place.run_phases import (
@@ -36,7 +37,6 @@ from partita.runtime.place.run_phases import (
     RunInterruptedError,
     place_model,
     place_package,
-    printed_kernels,
 )
 
 RUN_SECONDS = 120.0

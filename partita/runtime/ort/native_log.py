@@ -27,6 +27,7 @@ from partita import dtypes, process
 
 if TYPE_CHECKING:
     from partita.observations.facts import NodeEvent, RunWindow
+    from partita.providers.base import Provider
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 STAMP = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+ (?=\[[VIWEF]:onnxruntime:)")
@@ -243,3 +244,22 @@ def _node_event(entry: Mapping[str, Any], run: int, order: int) -> NodeEvent:
         output_bytes=int(arguments.get("output_size", 0)),
         output_shapes=tuple(shapes),
     )
+
+
+@contextmanager
+def printed_kernels(chain: Sequence[Provider]) -> Iterator[None]:
+    """Let providers print the kernels of each run to stdout, which `Session.listening` captures.
+
+    In Partita's own processes and their main thread only, where lines of other runs are discarded.
+    """
+    names = dict.fromkeys(name for provider in chain for name in provider.debug_variables if name not in os.environ)
+    if not names or not process.own_process or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    with captured_output((process.STDOUT,)):
+        os.environ.update(dict.fromkeys(names, "1"))
+        try:
+            yield
+        finally:
+            for name in names:
+                os.environ.pop(name, None)

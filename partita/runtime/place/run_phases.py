@@ -7,13 +7,11 @@ The facts of an opened session are returned even when its run fails.
 from __future__ import annotations
 
 import math
-import os
 import re
-import threading
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from partita import dtypes, process
+from partita import dtypes
 from partita.errors import INTERRUPTED, GenerationError, PartitaError, ProviderError, ResourceError
 from partita.observations.codes import Interruption
 from partita.observations.facts import PortFact, RunFacts, StepFact
@@ -45,7 +43,7 @@ from partita.runtime.generate.runner import Runner, load_runner
 from partita.runtime.ort.binding import Binding
 from partita.runtime.ort.buffers import HOST_MEMORY, Buffer, host_buffer
 from partita.runtime.ort.errors import SHORTER, one_line
-from partita.runtime.ort.native_log import captured_output, parse_profile, unread_profile
+from partita.runtime.ort.native_log import parse_profile, unread_profile
 from partita.runtime.ort.registry import available_ort_names, model_compatibility
 from partita.runtime.ort.session import NativeFailureError, Session, open_native
 from partita.runtime.place.inputs import SEED, Shape, check_free_memory, make_values, not_generated
@@ -117,25 +115,6 @@ class PlacementFacts:
     """State of each provider of the chain."""
     error: PartitaError | None
     """Error of a run; the facts are of earlier runs."""
-
-
-@contextmanager
-def printed_kernels(chain: Sequence[Provider]) -> Iterator[None]:
-    """Let providers print the kernels of each run to stdout, which `Session.listening` captures.
-
-    In Partita's own processes and their main thread only, where lines of other runs are discarded.
-    """
-    names = dict.fromkeys(name for provider in chain for name in provider.debug_variables if name not in os.environ)
-    if not names or not process.own_process or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    with captured_output((process.STDOUT,)):
-        os.environ.update(dict.fromkeys(names, "1"))
-        try:
-            yield
-        finally:
-            for name in names:
-                os.environ.pop(name, None)
 
 
 def place_model(model: OnnxModel, shapes: Mapping[str, Shape], opening: OpenOptions) -> PlacementFacts:
