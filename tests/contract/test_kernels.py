@@ -80,7 +80,7 @@ def test_slow_nodes_count_in_limit_check_and_views(environment, _, partita, tmp_
     )
     honoured(partita("report", "check", report, "--max-slow-nodes", 1))
     told = honoured(partita("report", "explain", report, "node"))
-    for text in ("unpacked weights (slow)", "evidence (logged)", "cause", "accuracy_level to 4", "share of node time"):
+    for text in ("unpacked weights (slow)", "evidence kind  logged", "cause", "accuracy_level to 4", "time share"):
         assert text in told.out, told
     for view in ("text", "markdown", "html"):
         words = ("report", "show", report, "--view", view, *(("--out", tmp_path / "page") if view == "html" else ()))
