@@ -139,8 +139,6 @@ WRITERS = [
     Writer("report check", "--out", "{report} --max-copies 9", "report"),
     Writer("providers", "--out", "--provider-library mine={library}", "library"),
     Writer("support", "--out", "--model {model} --provider cpu", "model data"),
-    Writer("support", "--markdown", "--model {model} --provider cpu", "model data"),
-    Writer("support", "--html", "--model {model} --provider cpu", "model data"),
     Writer("run", "--report", "{package} 1,2 --raw --provider cpu", "package"),
 ]
 

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from partita.commands.arguments import open_sink, prepare, requested_view
+from partita.commands.terminal import note
 from partita.errors import ReportCheckError, ReportError, UsageError
+from partita.observations.text_format import plural
 from partita.options.fields import group, path_of, with_flags
 from partita.options.placement import SupportCommand
 from partita.options.reports import (
@@ -118,6 +120,24 @@ def _refuse_stdin_twice(first: Path, second: Path | None) -> None:
 
 
 def check(options: CheckCommand) -> None:
+    """Check reports against their requirements. Raises ReportCheckError after showing failures."""
+    files, failed = [options.file, *options.other_reports], 0
+    if len(files) == 1:
+        _check(options)
+        return
+    if options.as_json or options.view or options.out:
+        raise UsageError("`as_json`, `view` and `out` are for one report; omit them, or check one report")
+    for file in files:
+        try:
+            _check(replace(options, file=file))
+        except ReportCheckError as error:
+            note(f"partita: {error}")
+            failed += 1
+    if failed:
+        raise ReportCheckError(f"{failed} of {plural(len(files), 'report')} failed")
+
+
+def _check(options: CheckCommand) -> None:
     """Check a report, or a drift, against its requirements. Raises ReportCheckError after showing failures."""
     from partita.check import gate
     from partita.drift.records import SCHEMA as DRIFT

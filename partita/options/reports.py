@@ -99,6 +99,7 @@ class CheckCommand(ViewOptions, CheckOptions):
 
     VIEWS = "partita.check.gate"
     file: ReportArgument
+    other_reports: Sequence[str] = option("Further reports to check.", default=(), metavar="MORE", positional=True)
     max_drift: float | None = option(
         "Maximum relative error of a layer or output; for results of `drift --json`.", range=NUMBER, group="Limits"
     )

@@ -31,6 +31,7 @@ from partita.runtime.chain.cpu_settings import into_huge_pages, memory_before, s
 from partita.runtime.chain.pins import Pin, check_pins, pinned_opening
 from partita.runtime.chain.provider_state import (
     active_of,
+    by_experiment,
     messages_of,
     no_provider_text,
     opens,
@@ -104,7 +105,7 @@ def open_session(
             blamed = to_blame(path, active, failure, opening)
             if blamed is None:
                 break
-            reason = explain(blamed.provider, messages_of(failure))
+            reason = by_experiment(blamed, explain(blamed.provider, messages_of(failure)))
             if pins and reason.reason == "initialisation_failed" and opens(path, active, unpinned):
                 raise _pins_rejected(path, blamed, pins, reason) from failure.error
             chain = tuple(unavailable(entry, reason) if entry is blamed else entry for entry in chain)

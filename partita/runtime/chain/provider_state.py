@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +25,9 @@ from partita.providers.resolve import (
     known_providers,
     no_device,
 )
+from partita.providers.resolve import failure as failure_of
 from partita.remedies import Remedy, any_of
+from partita.runtime.chain.provider_check import PROBE_MODEL
 from partita.runtime.machine import duplicate_remedy, duplicate_runtime, runtime_wheels
 from partita.runtime.ort.buffers import NATIVE_ERRORS
 from partita.runtime.ort.errors import STRICT, one_line
@@ -35,6 +38,8 @@ from partita.runtime.ort.session_options import Opening
 
 SEARCHED_CHARACTERS = 20_000
 """Characters of a message that patterns search: OpenVINO names the cause at the end of a C++ signature."""
+START_MODEL = Path("start.onnx")
+"""The name of `PROBE_MODEL` in messages; there is no such file."""
 LIBRARY = re.compile(r"onnxruntime_providers_([a-z]+)")
 """The name of a provider library in a load error."""
 OTHER_OPSET = Remedy("convert the model to another opset, or use another version of ONNX Runtime")
@@ -174,6 +179,36 @@ def runs_on_cpu(path: Path, opening: Opening) -> bool:
     return opens(path, [Resolution(known_providers()["cpu"], "active")], replace(opening, config={}))
 
 
+def by_experiment(resolution: Resolution, found: Failure) -> Failure:
+    """The failure, as `option_rejected` if the provider starts without one of its options, or without all of them.
+
+    Only a failure of unknown cause is tested. Messages about options differ by provider, and some name no option.
+    """
+    options = resolution.options
+    if found.reason != "initialisation_failed" or not options or starts(resolution):
+        return found
+    left_out = [(name,) for name in options] + ([tuple(options)] if len(options) > 1 else [])
+    for names in left_out:
+        kept = {name: value for name, value in options.items() if name not in names}
+        if starts(replace(resolution, options=kept)):
+            named = " and ".join(f"{name}={options[name]}" for name in names)
+            them = "it" if len(names) == 1 else "them"
+            evidence = f"it does not start together with {named}, but does without {them}: {found.evidence}"
+            return failure_of(resolution.provider, "option_rejected", evidence)
+    return found
+
+
+def starts(resolution: Resolution) -> bool:
+    """Whether ONNX Runtime opens a model of one node on the provider."""
+    cpu = Resolution(known_providers()["cpu"], "active")
+    try:
+        session = open_native(START_MODEL, [resolution, cpu], Opening(model=PROBE_MODEL))
+    except NativeFailureError:
+        return False
+    with closing(session):
+        return resolution.provider.ort_name in session.registered
+
+
 # --- when a session is open -------------------------------------------------------------------------------------------
 
 
@@ -201,7 +236,7 @@ def settle_one(resolution: Resolution, session: Session, chain: Sequence[Resolut
         named = [(line, set(LIBRARY.findall(line))) for line in log]
         own = tuple(line for line, found in named if provider.name in found or not others & found)
         lines = [line for line in complaints(own) if STRICT not in line]
-        return unavailable(resolution, explain(provider, lines))
+        return unavailable(resolution, by_experiment(resolution, explain(provider, lines)))
     for line in log:
         dropped = re.search(DROPPED.pattern, line)
         if dropped and dropped["provider"] == provider.ort_name:

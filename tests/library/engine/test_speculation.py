@@ -53,7 +53,10 @@ def test_report_contains_speculation_statistics(package: Path) -> None:
         assert told.accepted == told.drafted
         assert told.tokens == N - 1 - 4, "four steps were profiled"
         found = {part.key: part for part in sections(model.report())}["speculation"]
-        assert "accepted (100.0 %)" in str(found) and model.report().request.options["draft"] == str(package)
+        assert "('acceptance rate', '100.0 %')" in str(found)
+        assert model.report().request.options["draft"] == str(package)
+            package
+        )
         answered(model)
         assert model.report().speculation is None and "speculation" not in {p.key for p in sections(model.report())}
 
