@@ -55,8 +55,6 @@ def test_report_contains_speculation_statistics(package: Path) -> None:
         found = {part.key: part for part in sections(model.report())}["speculation"]
         assert "('acceptance rate', '100.0 %')" in str(found)
         assert model.report().request.options["draft"] == str(package)
-            package
-        )
         answered(model)
         assert model.report().speculation is None and "speculation" not in {p.key for p in sections(model.report())}
 
