@@ -114,8 +114,8 @@ def diff(options: DiffCommand) -> int:
     return DIFFERENT if options.exit_code and not found.same else 0
 
 
-def _refuse_stdin_twice(first: Path, second: Path | None) -> None:
-    if first == second == storage.STDIN:
+def _refuse_stdin_twice(*files: Path | None) -> None:
+    if files.count(storage.STDIN) > 1:
         raise UsageError("both reports are read from stdin; give a file for one of them")
 
 
@@ -127,6 +127,7 @@ def check(options: CheckCommand) -> None:
         return
     if options.as_json or options.view or options.out:
         raise UsageError("`as_json`, `view` and `out` are for one report; omit them, or check one report")
+    _refuse_stdin_twice(*map(Path, files), path_of(options.baseline))
     for file in files:
         try:
             _check(replace(options, file=file))

@@ -172,10 +172,9 @@ def _write_files(exported: Exported) -> Manifest:
         if GENERATION not in checkpoint.companions():
             write_generation(checkpoint.config, folder)
         work.notes += stop_notes(work.reader, folder, graph.vocab_size)
-        paths = [checkpoint.folder / name for name in checkpoint.files]
         sources = tuple(
             FileRecord(name=path.name, size_bytes=path.stat().st_size, sha256=linked_sha256(path) or sha256_of(path))
-            for path in paths
+            for path in (checkpoint.folder / name for name in checkpoint.files)
         )
         for each, record in zip(exported.switched, manifest.switchable, strict=True):
             assert work.write_adapter is not None and exported.graphs is not None and record.file is not None

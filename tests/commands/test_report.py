@@ -156,7 +156,9 @@ def test_failing_check_exits_5_and_lists_each_failure(folder, capsys):
     assert "3 of 9 checks failed" in one_line(err)
 
 
-@pytest.mark.parametrize("words", [["diff", "-", "-"], ["check", "-", "--baseline", "-"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "words", [["diff", "-", "-"], ["check", "-", "-"], ["check", "-", "--baseline", "-"]], ids=" ".join
+)
 def test_two_reports_from_stdin_are_rejected(folder, capsys, words):
     code, out, err = call(capsys, *words)
     assert (code, out) == (2, "") and "both reports are read from stdin" in one_line(err)
