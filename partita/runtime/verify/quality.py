@@ -27,8 +27,8 @@ from partita.remedies import FROM_CHECKPOINT
 from partita.runtime.chain.pins import Pin
 from partita.runtime.generate.loop import serve
 from partita.runtime.generate.request import Request
-from partita.runtime.generate.runner import Runner, load_runner
-from partita.runtime.verify.replay import read_known_answer, replay_opened, used_providers
+from partita.runtime.generate.runner import Runner
+from partita.runtime.verify.replay import open_briefly, read_known_answer, replay_opened, used_providers
 
 LARGEST_LOSS = 709.0
 """Maximum mean loss in nats; above, its exponential overflows."""
@@ -131,7 +131,7 @@ def open_scorer(
     folder: Path, chain: Sequence[Provider], *, threads: int | None = None, manifest: Manifest | None = None
 ) -> Iterator[Scorer]:
     """Open a package on the providers of `chain`. Raises PackageError, ProviderError, ResourceError."""
-    with load_runner(folder, tuple(chain), threads=threads, manifest=manifest) as runner:
+    with open_briefly(folder, chain, threads=threads, manifest=manifest) as runner:
         yield Scorer(runner)
 
 
@@ -154,7 +154,7 @@ def evaluate(
     likely, shares = original.likely, original.shares
     losses, divergence = (np.full(original.losses.shape, np.nan) for _ in range(2))
     agrees = np.zeros(original.losses.shape, np.bool_)
-    with load_runner(folder, tuple(chain), threads=threads, manifest=manifest, options=options, pins=pins) as runner:
+    with open_briefly(folder, chain, threads=threads, manifest=manifest, options=options, pins=pins) as runner:
         on_chain(runner.resolutions)
         scorer = Scorer(runner)
         for first in range(0, len(original.windows), scorer.rows):

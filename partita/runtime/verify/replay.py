@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -65,6 +67,15 @@ class KnownAnswer:
         return int(self.tokens[min(len(history) - len(self.prompt), len(self.tokens) - 1)])
 
 
+@contextmanager
+def open_briefly(folder: Path, chain: Sequence[Provider], **opening: Any) -> Iterator[Runner]:
+    """Open a package for a few runs, which do not repay the move of its weights into huge pages; see `load_runner`."""
+    with load_runner(folder, tuple(chain), **opening) as runner:
+        for entry in runner.graphs:
+            entry.session.later = None
+        yield runner
+
+
 def replay(
     folder: Path,
     chain: tuple[Provider, ...],
@@ -88,7 +99,7 @@ def replay(
     """
     answer = read_known_answer(answers or folder, KNOWN_ANSWER)
     manifest = manifest or read_manifest(folder)
-    with load_runner(folder, chain, threads=threads, manifest=manifest, options=options, pins=pins) as runner:
+    with open_briefly(folder, chain, threads=threads, manifest=manifest, options=options, pins=pins) as runner:
         on_chain(runner.resolutions)
         return replay_opened(folder, manifest, runner, answer, tolerance)
 
@@ -354,7 +365,7 @@ def smoke(
     Raises ProviderError when the first provider of the chain has no nodes, PackageError, ResourceError, or
     GenerationError when a run fails or a logit is not finite.
     """
-    with load_runner(folder, tuple(chain), manifest=manifest, options=options) as runner:
+    with open_briefly(folder, chain, manifest=manifest, options=options) as runner:
         first = runner.resolutions[0]
         idle = [idle_providers(entry.session, entry.model) for entry in runner.graphs]
         if first.status != "active" or all(first.provider.name in names for names in idle):
