@@ -16,14 +16,12 @@ from partita.extras import explain
 from partita.files import temporary_directory
 from partita.library.api import QUIET, Audience
 from partita.library.chain import Target, not_used
-from partita.library.place.probing import package_refused
+from partita.library.place.probing import refusals_explained
 from partita.package.folder import Manifest
 from partita.package.records import Evaluation, Verification
 from partita.providers.resolve import Resolution
 from partita.remedies import Remedy
-from partita.runtime.chain.open_chain import ChainError
 from partita.runtime.chain.pins import parse_pins
-from partita.runtime.ort.errors import NoKernelError
 from partita.runtime.verify.quality import evaluate as measure
 from partita.runtime.verify.replay import replay
 
@@ -58,7 +56,7 @@ def verify_with(
             if reference is None
             else opened.enter_context(_reference_package(folder, manifest, reference, audience))
         )
-        opened.enter_context(_explained(audience))
+        opened.enter_context(refusals_explained(audience=audience))
         found = replay(folder, target.chain, answers=answers, **_opening(manifest, target, audience))
     bits = None if reference is None else precision(manifest.graph.precision).bits
     if bits is None:
@@ -78,7 +76,7 @@ def evaluate(folder: Path, manifest: Manifest, target: Target, *, audience: Audi
     Raises PackageError when the package has no text, ProviderError when the chain cannot be honoured, ResourceError,
     and GenerationError when a run fails.
     """
-    with _explained(audience):
+    with refusals_explained(audience=audience):
         return measure(folder, target.chain, **_opening(manifest, target, audience))
 
 
@@ -97,15 +95,6 @@ def _opening(manifest: Manifest, target: Target, audience: Audience) -> dict[str
         "pins": parse_pins(target.pins, target.chain),
         "on_chain": note_unused,
     }
-
-
-@contextmanager
-def _explained(audience: Audience) -> Iterator[None]:
-    """Explain a refused chain by experiments."""
-    try:
-        yield
-    except (ChainError, NoKernelError) as error:
-        raise package_refused(error, audience=audience) from error
 
 
 @contextmanager

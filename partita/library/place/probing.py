@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -85,12 +86,23 @@ def explain_refusal(
     return error
 
 
-def package_refused(
-    error: ChainError | NoKernelError, seconds: float = REFUSAL_SECONDS, audience: Audience = QUIET
-) -> ProviderError:
-    """The refusal of a package's graph, explained within `seconds`, at most `REFUSAL_SECONDS`."""
-    refused = read_onnx(error.path)
-    return explain_refusal(error, refused, decode_sizes(refused), min(seconds, REFUSAL_SECONDS), audience)
+@contextmanager
+def refusals_explained(
+    seconds: float = REFUSAL_SECONDS,
+    audience: Audience = QUIET,
+    model: OnnxModel | None = None,
+    sizes: Mapping[str, tuple[int, ...]] | None = None,
+) -> Iterator[None]:
+    """Raise the refusal of a model with its explanation by experiments of at most `seconds`.
+
+    `model` and `sizes`: of an ONNX file; None: the refused graph of a package in a decode step.
+    """
+    try:
+        yield
+    except (ChainError, NoKernelError, NotOpenedError) as error:
+        refused = read_onnx(error.path) if model is None else model
+        sizes = decode_sizes(refused) if sizes is None else sizes
+        raise explain_refusal(error, refused, sizes, seconds, audience) from error
 
 
 def decode_sizes(model: OnnxModel) -> dict[str, tuple[int, ...]]:
