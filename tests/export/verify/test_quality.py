@@ -25,6 +25,7 @@ from partita.package.folder import QUALITY, check_files, read_manifest
 from partita.package.records import Verification
 from partita.providers.resolve import parse_chain
 from partita.runtime.chain.advice import package_facts
+from partita.runtime.generate.runner import load_runner
 from partita.runtime.verify.quality import divergence_at_least, evaluate, read_figures
 from tests.conftest import Exported, TinyCheckpoint
 

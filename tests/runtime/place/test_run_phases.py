@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -29,9 +28,9 @@ from partita.runtime.place.inputs import (
 )
 from partita.runtime.place.onnx_model import ModelPort, fixed_shapes, read_onnx
 from partita.runtime.place.run_phases import (
+    FileRun,
     OpenOptions,
     RunLateError,
-    failed_run_error,
     place_model,
     place_package,
 )
@@ -371,13 +370,15 @@ class Fallen:
 
 @pytest.mark.parametrize("node", ["a", "in_a_subgraph"])
 @pytest.mark.parametrize("message", ["only shapes of rank 4", "indices element out of data bounds"])
-def test_failed_run_is_provider_error_only_if_cpu_run_succeeds(tmp_path, node, message):
+def test_failed_run_is_provider_error_only_if_cpu_run_succeeds(tmp_path, monkeypatch, node, message):
     path = written(tmp_path / "m.onnx", RELU)
     native = RuntimeError(f"while running Relu node. Name:'{node}' Status Message: {message}")
     failure = run_error("m.onnx", native)
     failure.__cause__ = native
+    fallen, binding = FileRun(read_onnx(path), cast("Session", Fallen()), where()), cast("Binding", None)
     for succeeds, kind, remedy in ((False, GenerationError, "other sizes"), (True, ProviderError, "--provider cpu")):
-        error = failed_run_error(read_onnx(path), cast("Session", Fallen()), failure, (), partial(bool, succeeds))
+        monkeypatch.setattr(FileRun, "_runs_on_cpu", lambda *_, succeeds=succeeds: succeeds)
+        error = fallen._error_of(failure, binding)
         assert type(error) is kind and node in str(error) and message in str(error) and remedy in str(error)
 
 
