@@ -19,7 +19,6 @@ from partita.cli import run
 from partita.errors import ResourceError
 from partita.library import planning
 from partita.library.planning import here_rates
-from partita.options.inspection import PlanOptions
 from partita.package.folder import read_manifest
 from partita.partition_reports.records import Subgraphs
 from partita.partition_reports.render.show import load_view
@@ -103,8 +102,7 @@ def test_planned_weight_and_cache_sizes_match_export(
     assert found.cache_bytes_per_token == sizes["cache"] // 64
     of_package = partita.plan(exported(checkpoint, precision=precision))
     assert of_package.memory == found.memory
-    options = PlanOptions(exported(checkpoint, precision=precision))
-    models = planning._package(Path(options.model), options).models
+    models = planning.read_graphs(exported(checkpoint, precision=precision), written)
     stored = planning.requirements(written, models, None).weight_bytes(64)
     rows = graph_costs(models[0], written, written.files[0]).tables
     shared = sum(rows.values()) if precision == "int4" else 0  # the same bytes of the file, as another initializer
@@ -133,9 +131,7 @@ def test_rolling_state_does_not_scale_with_context(tiny_checkpoint: TinyCheckpoi
 
 def test_largest_batch_and_context_are_maximal(package: Path) -> None:
     contract = read_manifest(package).graph
-    options = PlanOptions(package)
-    models = planning._package(package, options).models
-    model = planning.requirements(contract, models, RATES)
+    model = planning.requirements(contract, planning.read_graphs(package, contract), RATES)
     available = model.total(32, 1) + 5 * MIB
     batch = model.largest_batch(32, available, None)
     assert batch > 1
