@@ -213,7 +213,7 @@ def source_side(folder: Path, manifest: Manifest, checkpoint: Checkpoint, steps:
 def locate(folder: Path, manifest: Manifest, checkpoint: Checkpoint) -> str:
     """Where a package on the CPU provider first differs from its source model, within a time limit."""
     from partita.drift.comparison import Settings
-    from partita.drift.document import headline
+    from partita.drift.records import headline
     from partita.drift.measure import measure
     from partita.drift.sides import package_steps
     from partita.runtime.time_limit import LateError

@@ -150,7 +150,7 @@ def test_oversized_plan_exits_5_and_names_largest_settings(tiny_checkpoint, caps
     plan = Plan.model_validate(found)
     assert not plan.fits and 0 < plan.largest_batch < 16_000_000
     assert plan.required_bytes > plan.device.available_bytes == 16 << 30
-    page = load_view("html", "partita.capacity.document").to_text(plan)
+    page = load_view("html", "partita.capacity.records").to_text(plan)
     assert page.count("<rect ") == len(plan.memory) and "line: available memory 2e+10" in page
 
 
