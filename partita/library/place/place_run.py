@@ -28,7 +28,7 @@ from partita.runtime.chain.open_chain import chain_entry
 from partita.runtime.chain.pins import parse_pins
 from partita.runtime.machine import environment
 from partita.runtime.ort.native_log import printed_kernels
-from partita.runtime.place.inputs import Shape, input_shapes, read_values, size_text
+from partita.runtime.place.inputs import Shape, read_inputs, size_text
 from partita.runtime.place.onnx_model import OnnxModel, fixed_shapes, read_onnx
 from partita.runtime.place.run_phases import (
     OpenOptions,
@@ -182,13 +182,11 @@ def _place_file(options: PlaceOptions, where: OpenOptions, audience: Audience) -
     if path.is_dir():
         variant = choose_variant(path, options.variant, [provider.ort_name for provider in where.chain])
         path, data_folder, notes = variant.path, variant.weights, (f"variant {variant.label} of the model package",)
-    model, files = read_onnx(path, data_folder), options.inputs or {}
+    model = read_onnx(path, data_folder)
     model = replace(model, notes=(*notes, *model.notes))
     if notes and not shapes:
         shapes = {size: 1 for port in model.inputs for size in port.shape or () if isinstance(size, str)}
-    values = read_values(model.inputs, files)
-    given = {name: array.shape for name, array in values.items()}
-    sizes = input_shapes(model.inputs, shapes, given, files=files)
+    sizes, values = read_inputs(model.inputs, shapes, options.inputs or {})
     with refusals_explained(options.probe_seconds, audience, model, sizes):
         placed = place_model(model, sizes, replace(where, values=values))
     facts = ModelFacts(
