@@ -180,10 +180,7 @@ def _cache(manifest: Manifest | None) -> CacheFacts | None:
 
 def _weights(read: Sequence[ReadGraph]) -> WeightFacts:
     """Stored tensors by type; a tensor shared by several graphs counts once."""
-    tensors: dict[object, TensorEntry] = {}
-    for graph in read:
-        for tensor in graph.tensors:
-            tensors.setdefault(tensor.identity, tensor)
+    tensors = {tensor.identity: tensor for graph in read for tensor in graph.tensors}
     kinds: dict[str, list[TensorEntry]] = {}
     for tensor in tensors.values():
         kinds.setdefault(tensor.dtype, []).append(tensor)
