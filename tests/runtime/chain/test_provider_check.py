@@ -96,24 +96,23 @@ def test_loader_error_explains_unloadable_plugin_library(tmp_path):
     assert (found.resolution.evidence or "").startswith("libneeded_by_it.so: cannot open shared object file")
 
 
-def test_hanging_library_times_out_and_its_children_are_killed(tmp_path):
-    source = (
-        "#include <stdio.h>\n#include <unistd.h>\n__attribute__((constructor)) static void spawn(void)"
-        f'{{ if (fork() == 0) {{ FILE *f = fopen("{tmp_path}/pid", "w"); fprintf(f, "%d", getpid()); fclose(f);'
-        " for (;;) pause(); } for (;;) pause(); }"
+def hanging(folder: Path) -> Path:
+    """A library that writes its process id to a file and does not return."""
+    source = '#include <stdio.h>\n#include <unistd.h>\n__attribute__((constructor)) static void wait_(void) { FILE *f = '
+    return compiled(
+        folder, f'{source}fopen("{folder}/pid", "w"); fprintf(f, "%d", getpid()); fclose(f); for (;;) pause(); }}'
     )
-    found = try_library(compiled(tmp_path, source), timeout_seconds=8.0)
+
+
+def test_hanging_library_times_out_and_is_killed(tmp_path):
+    found = try_library(hanging(tmp_path), timeout_seconds=8.0)
     assert found.resolution.reason == "initialisation_failed"
     assert "no answer within 8 s while loading the provider's library" in (found.resolution.evidence or "")
     assert_gone(int((tmp_path / "pid").read_text()))
 
 
 def test_interrupt_kills_child_processes(tmp_path, monkeypatch):
-    library = compiled(
-        tmp_path,
-        "#include <stdio.h>\n#include <unistd.h>\n__attribute__((constructor)) static void wait_(void)"
-        f'{{ FILE *f = fopen("{tmp_path}/pid", "w"); fprintf(f, "%d", getpid()); fclose(f); for (;;) pause(); }}',
-    )
+    library = hanging(tmp_path)
 
     def wait(*_):
         while not ((tmp_path / "pid").is_file() and (tmp_path / "pid").read_text()):

@@ -22,9 +22,7 @@ import pytest
 from onnx import numpy_helper, parser
 from onnxruntime.capi.onnxruntime_pybind11_state import EPFail
 
-from partita.cli import run
 from partita.errors import GenerationError, PackageError, ProviderError, ResourceError, UsageError
-from partita.package.folder import read_manifest
 from partita.providers.base import Provider
 from partita.providers.resolve import Resolution, parse_chain, resolve
 from partita.runtime.chain.open_chain import open_session
@@ -89,22 +87,6 @@ def test_provider_start_error_quotes_onnxruntime(tiny_package, own_temp, capfd, 
     assert ours_in(own_temp) == []
     del caught  # the half-open session goes with the traceback, and would log at that moment
     assert capfd.readouterr().err == ""
-
-
-def test_bf16_package_on_cpu_prints_single_line_error_with_remedy(tiny_package, own_temp, tmp_path, capfd):
-    """The package is verified; the CPU provider has no bfloat16 kernels for it."""
-    folder, target = tiny_package(precision="bf16"), tmp_path / "run.json"
-    assert read_manifest(folder).verification.status == "verified"
-    code = run(["generate", str(folder), "return the", "--provider", "cpu", "--report", str(target)])
-    out, err = capfd.readouterr()
-    assert (code, out) == (ProviderError.exit_code, "")
-    assert re.fullmatch(
-        r"partita: .*/model\.onnx: CPUExecutionProvider cannot run it: Could not find an implementation for .* node "
-        r"with name 'model\..*'; export in float32: partita export CHECKPOINT \S+ --target cpu --precision fp32\n",
-        err,
-    ), err
-    assert ours_in(own_temp) == []
-    assert not target.exists()
 
 
 def test_failed_run_error_is_single_line_without_stderr_output(open_runner, capfd):
