@@ -194,13 +194,7 @@ def _memory(plan: Plan) -> Section:
 def _speed(plan: Plan) -> Section:
     """Work and time of both phases."""
     rows = [
-        (
-            phase.phase,
-            human_bytes(phase.read_bytes),
-            decimals(phase.flops, 1e-9),
-            _range(phase.seconds),
-            phase.bound_by,
-        )
+        (phase.phase, human_bytes(phase.read_bytes), decimals(phase.flops, 1e-9), _range(phase.seconds), phase.bound_by)
         for phase in plan.phases
     ]
     heads = ("phase", Column("reads"), Column("GFLOP"), Column("seconds"), "bound by")

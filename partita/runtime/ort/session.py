@@ -23,14 +23,7 @@ from partita.observations.records import CpuSession
 from partita.providers.cuda_dry_run.stub_build import BUILD_VARIABLE
 from partita.providers.resolve import Resolution
 from partita.runtime.ort.binding import ON_HOST, Binding, PortMemory
-from partita.runtime.ort.buffers import (
-    HOST_MEMORY,
-    NATIVE_ERRORS,
-    Buffer,
-    device_buffer,
-    host_buffer,
-    keeper_model,
-)
+from partita.runtime.ort.buffers import HOST_MEMORY, NATIVE_ERRORS, Buffer, device_buffer, host_buffer, keeper_model
 from partita.runtime.ort.errors import ESCAPES
 from partita.runtime.ort.native_log import FATAL, WARNING, CapturedLog, RunLog, captured_output, parse_plan
 from partita.runtime.ort.registry import preload_libraries
