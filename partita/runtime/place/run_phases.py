@@ -29,7 +29,7 @@ from partita.observations.text_format import listing, plural
 from partita.package.folder import Manifest
 from partita.process import peak_rss_bytes, rss_bytes
 from partita.providers.base import Provider
-from partita.providers.resolve import Resolution, known_providers, resolve
+from partita.providers.resolve import Resolution, parse_chain, resolve
 from partita.remedies import Remedy
 from partita.runtime.chain.cpu_settings import will_repeat
 from partita.runtime.chain.open_chain import open_session
@@ -317,7 +317,7 @@ class FileRun:
             return None
         opening = replace(self.session.opening, observe=False, strict=False, config={})
         try:
-            other = open_native(self.model.path, [Resolution(known_providers()["cpu"], "active")], opening)
+            other = open_native(self.model.path, resolve(parse_chain("cpu"), (CPU,)), opening)
         except NativeFailureError:
             return None
         with closing(other), suppress(TypeError, ValueError):  # an input of a type that numpy lacks
