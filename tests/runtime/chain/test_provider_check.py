@@ -26,21 +26,13 @@ from partita.runtime.chain.provider_check import (
     judge,
 )
 from partita.runtime.ort.registry import available_ort_names
-from tests.commands.test_signals import NAMES_ENTRY
+from tests.commands.test_signals import NAMES_ENTRY, library
 from tests.conftest import require
 
 CRASH = (
     "#include <stdio.h>\n#include <stdlib.h>\n__attribute__((constructor)) static void boom(void)"
     '{ fputs("assertion \\x1b[31mfailed\\x07: device != null\\n", stderr); abort(); }'
 )
-
-
-def compiled(folder: Path, source: str) -> Path:
-    """A shared library made of `source`."""
-    require("a C compiler", shutil.which("cc") is not None)
-    (folder / "it.c").write_text(f"{source}\n{NAMES_ENTRY}")
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", "libit.so", "it.c"], cwd=folder, check=True)
-    return folder / "libit.so"
 
 
 def try_library(path: Path, *, timeout_seconds: float = 30.0) -> Check:
@@ -74,7 +66,7 @@ def test_missing_provider_library_is_named_in_evidence():
 
 
 def test_crashing_library_is_reported_as_initialisation_failed(tmp_path):
-    found = try_library(compiled(tmp_path, CRASH)).resolution
+    found = try_library(library(tmp_path, CRASH)).resolution
     assert found.reason == "initialisation_failed" and found.remedy
     for text in ("killed by SIGABRT while loading the provider's library", "assertion failed?: device != null"):
         assert text in (found.evidence or "")
@@ -82,13 +74,13 @@ def test_crashing_library_is_reported_as_initialisation_failed(tmp_path):
 
 
 def test_loader_error_explains_unloadable_plugin_library(tmp_path):
-    needed = compiled(tmp_path, "int needed(void) { return 0; }")
+    needed = library(tmp_path, "int needed(void) { return 0; }")
     needed = needed.rename(tmp_path / "libneeded_by_it.so")
     (tmp_path / "user.c").write_text("int needed(void); int user(void) { return needed(); }\n" + NAMES_ENTRY)
     command = ["cc", "-shared", "-fPIC", "-o", "libuser.so", "user.c", "-L.", "-lneeded_by_it"]
     subprocess.run(command, cwd=tmp_path, check=True)
     needed.unlink()
-    none = try_library(compiled(tmp_path, "int nothing(void) { return 0; }"))
+    none = try_library(library(tmp_path, "int nothing(void) { return 0; }"))
     assert none.resolution.reason == "version_mismatch" and none.library_loads is False
     assert "undefined symbol: CreateEpFactories" in (none.resolution.evidence or "")
     found = try_library(tmp_path / "libuser.so")
@@ -99,7 +91,7 @@ def test_loader_error_explains_unloadable_plugin_library(tmp_path):
 def hanging(folder: Path) -> Path:
     """A library that writes its process id to a file and does not return."""
     source = '#include <stdio.h>\n#include <unistd.h>\n__attribute__((constructor)) static void wait_(void) { FILE *f = '
-    return compiled(
+    return library(
         folder, f'{source}fopen("{folder}/pid", "w"); fprintf(f, "%d", getpid()); fclose(f); for (;;) pause(); }}'
     )
 
@@ -112,8 +104,6 @@ def test_hanging_library_times_out_and_is_killed(tmp_path):
 
 
 def test_interrupt_kills_child_processes(tmp_path, monkeypatch):
-    library = hanging(tmp_path)
-
     def wait(*_):
         while not ((tmp_path / "pid").is_file() and (tmp_path / "pid").read_text()):
             time.sleep(0.01)
@@ -121,7 +111,7 @@ def test_interrupt_kills_child_processes(tmp_path, monkeypatch):
 
     monkeypatch.setattr("partita.runtime.chain.provider_check.Worker.wait", wait)
     with pytest.raises(KeyboardInterrupt):
-        try_library(library)
+        try_library(hanging(tmp_path))
     monkeypatch.undo()
     assert_gone(int((tmp_path / "pid").read_text()))
 
