@@ -17,6 +17,7 @@ from partita.errors import InstallationError, PackageError, PartitaError, UsageE
 from partita.extras import explain
 from partita.files import temporary_directory
 from partita.foreign.folder import Choice, open_folder
+from partita.foreign_paths import CONFIG
 from partita.library.api import QUIET, Audience, from_fields
 from partita.library.chain import Target, read_chain
 from partita.library.engine.jobs import run_job
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from partita.export.checkpoint.description import Checkpoint
 
 CPU_CHAIN = "cpu"
-CONFIG = "config.json"
-"""A file of every checkpoint."""
 LOCATE_SECONDS = 60
 """Time limit of a comparison that a failed export makes."""
 ORIGINAL = "original"

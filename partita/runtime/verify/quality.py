@@ -26,6 +26,7 @@ from partita.remedies import FROM_CHECKPOINT
 from partita.runtime.generate.loop import serve
 from partita.runtime.generate.request import Request
 from partita.runtime.generate.runner import Runner, load_runner
+from partita.runtime.verify.comparison import Logits
 from partita.runtime.verify.replay import read_known_answer, replay_opened, used_providers
 
 LARGEST_LOSS = 709.0
@@ -33,7 +34,6 @@ LARGEST_LOSS = 709.0
 SCORE_CHUNK_TOKENS = 128
 """Prefill chunk in tokens; the logits of a chunk are in memory at once."""
 
-Logits = npt.NDArray[np.float32]
 OnLogits = Callable[[int, int, Logits], object]
 """Called with the number of a window, a 0-based position in it, and the logits [vocab] after it."""
 
