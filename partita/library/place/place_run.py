@@ -134,12 +134,11 @@ def dry_run_facts(name: str | None) -> DryRunFacts:
     )
 
     build, library, simulated = ensure_child(), provider_library(), device(DEFAULT_DEVICE if name is None else name)
-    return DryRunFacts(
+    return DryRunFacts.copy_of(
+        simulated,
         device=simulated.key,
         device_name=simulated.name,
         compute_capability=".".join(map(str, simulated.capability)),
-        memory_bytes=simulated.memory_bytes,
-        multiprocessors=simulated.multiprocessors,
         provider_library=library.name,
         onnxruntime_version=runtime_version(library),
         cuda_version=CUDA_VERSION_TEXT,

@@ -155,7 +155,6 @@ def place_model(model: OnnxModel, shapes: Mapping[str, Shape], opening: OpenOpti
         unread = () if made.hangs else unread_profile(len(made.steps), seen.runs)
         facts = RunFacts(
             sessions=(seen,),
-            states=(),
             steps=tuple(made.steps),
             memory=Memory(
                 weight_bytes=model.weight_bytes,
@@ -164,11 +163,6 @@ def place_model(model: OnnxModel, shapes: Mapping[str, Shape], opening: OpenOpti
                 rss_after_load_bytes=after,
                 peak_rss_bytes=max(peak_rss_bytes(), before, after),
             ),
-            tokenizer_load_seconds=0.0,
-            first_token_seconds=None,
-            prompt_tokens=0,
-            new_tokens=0,
-            finish_reason=None,
             interruptions=("runs",) if isinstance(made.error, RunInterruptedError) else (),
             notes=(*model.notes, *compiled, *session.notes, *not_run, *about_runs, *unread),
         )
