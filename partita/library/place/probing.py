@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from partita.errors import ProviderError
 from partita.library.api import QUIET, Audience
@@ -67,18 +68,17 @@ def explain_refusal(
     """The refusal explained by experiments; unchanged without time for them, or if they are interrupted."""
     from partita.runtime.lab.probes import probe_missing_kernel, probe_not_opened, probe_refusal
 
-    def explained() -> ProviderError:
-        if isinstance(error, ChainError):
-            return probe_refusal(error, model, sizes, seconds)
-        if isinstance(error, NotOpenedError):
-            return probe_not_opened(error, model, sizes, seconds)
-        return probe_missing_kernel(error, model, sizes, seconds)
-
+    probes: dict[type, Any] = {
+        ChainError: probe_refusal,
+        NoKernelError: probe_missing_kernel,
+        NotOpenedError: probe_not_opened,
+    }
     if seconds <= 0:
         return error
     try:
         with audience.busy(TITLE):
-            return explained()
+            explained: ProviderError = probes[type(error)](error, model, sizes, seconds)
+            return explained
     except KeyboardInterrupt:
         audience.note("experiments were interrupted, so the error is based on the log only")
     except OSError as failed:
