@@ -241,19 +241,15 @@ def test_damaged_package_yields_finding_and_remaining_contents(package, own_copy
 
 
 def test_inspect_error_identifies_non_package_input(tiny_checkpoint, tmp_path):
-    with pytest.raises(PackageError, match="a checkpoint, not a package"):
-        partita.inspect(tiny_checkpoint("llama"))
-    with pytest.raises(PackageError, match="no such folder"):
-        partita.inspect(tmp_path / "absent")
-    (tmp_path / "run.json").write_text('{"schema": "partita.report/1"}', encoding="utf-8")
-    with pytest.raises(PackageError, match="the report of a run"):
-        partita.inspect(tmp_path / "run.json")
     (tmp_path / "text.onnx").write_text("no graph", encoding="utf-8")
-    with pytest.raises(PackageError, match=r"text\.onnx: not a readable ONNX file"):
-        partita.inspect(tmp_path / "text.onnx")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(PackageError, match="it has no manifest"):
-        partita.inspect(tmp_path / "empty")
+    for path, message in (
+        (tiny_checkpoint("llama"), "a checkpoint, not a package"),
+        (tmp_path / "text.onnx", r"text\.onnx: not a readable ONNX file"),
+        (tmp_path / "empty", "it has no manifest"),
+    ):
+        with pytest.raises(PackageError, match=message):
+            partita.inspect(path)
 
 
 def test_onnx_folder_is_inspected_without_manifest(tmp_path):

@@ -138,16 +138,6 @@ def test_lack_of_memory_is_a_resource_error_with_remedy():
         assert isinstance(error, ResourceError) and "--max-length 512" in str(error)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int64"])
-def test_host_buffer_is_shared_zeroed_and_aligned(dtype):
-    buffer = host_buffer((2, 3), dtype)
-    assert buffer.address() == buffer.host.ctypes.data
-    assert buffer.address() % 64 == 0
-    assert not buffer.host.any()
-    assert buffer.value.data_type() == f"tensor({dtype.replace('float32', 'float')})"
-    assert buffer.size_bytes == buffer.host.nbytes
-
-
 def test_stderr_is_restored_after_exception(capfd):
     with pytest.raises(UsageError), captured_output() as captured:
         os.write(2, b"\x1b[1;31m2026-11-21 08:10:19.367891333 [E:onnxruntime:, a.cc:1 F] lost?\x1b[m\n\n")
