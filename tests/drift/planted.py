@@ -1,4 +1,4 @@
-"""Whether planted faults are found: `python -m tests.drift.planted CHAIN GRAPH=FOLDER… [--kind KIND]` in an environment.
+"""Whether planted faults are found, in an environment: `python -m tests.drift.planted CHAIN GRAPH=FOLDER… [--kind KIND]`.
 
 Prints a JSON line per graph without a fault and per fault, then the counts. Exit code 1: a finding without a fault, a
 wrong layer, or more than 5 % wrong nodes.
@@ -63,7 +63,9 @@ def judge(
     return found.first_layer == layer.name, fault.node in named, found
 
 
-def rows(chain: str, graph: str, folder: Path, kinds: list[str], source: Path | None = None) -> Iterator[dict[str, Any]]:
+def rows(
+    chain: str, graph: str, folder: Path, kinds: list[str], source: Path | None = None
+) -> Iterator[dict[str, Any]]:
     """A row for the graph without a fault, and one per fault."""
     try:
         control = compare(folder, folder, chain, source)

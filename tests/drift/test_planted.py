@@ -21,8 +21,8 @@ ONLY = {
     "webgpu": ("llama-onnx24-fp32", "llama-primitives-fp32", "llama-primitives-int4", "gemma3_text-primitives-fp32"),
     "qnn": ("llama-primitives-static-fp16", "demo-primitives-static-fp16", "genai-int4-cpu"),
 }
-"""Graphs of an environment, if not all. Over SwiftShader, GroupQueryAttention is wrong and float16 is missing. QNN takes
-no nodes of other packages.
+"""Graphs of an environment, if not all. Over SwiftShader, GroupQueryAttention is wrong and float16 is missing. QNN
+takes no nodes of other packages.
 """
 SAMPLE = {
     "llama-fp32": ("embedding-scale", "rotary-halves", "rotary-interleaved", "projection", "window"),

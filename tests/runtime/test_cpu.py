@@ -319,7 +319,9 @@ def rounded_product(path: Path, kind: str, form: str, *, zero_point: bool) -> np
     given = ["float[2] scale = {1, 1}", *([f"{kind}[2] zero = {{0, 0}}"] if zero_point else [])]
     given += [f"{typed} {name} = {values}"] if name else []
     read = "weight, scale, zero" if zero_point else "weight, scale"
-    text = f"g (float[1,4] x) => (float[1,2] y) <{', '.join(given)}> {{ {before} w = DequantizeLinear<axis = 1>({read}) "
+    text = (
+        f"g (float[1,4] x) => (float[1,2] y) <{', '.join(given)}> {{ {before} w = DequantizeLinear<axis = 1>({read}) "
+    )
     onnx.save(parser.parse_model(f"{HEAD}{text} y = MatMul(x, w) }}"), path)
     return weight.astype(np.float32)
 

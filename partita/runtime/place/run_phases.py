@@ -299,9 +299,7 @@ class FileRun:
         elif isinstance(error, ProviderError):
             converted = ProviderError(f"{self.model.path}: a run failed: {text}; use another provider")
         else:
-            converted = GenerationError(
-                f"{self.model.path}: a run on {self._values()} failed: {text}; {OTHER_INPUTS}"
-            )
+            converted = GenerationError(f"{self.model.path}: a run on {self._values()} failed: {text}; {OTHER_INPUTS}")
         converted.__cause__ = error.__cause__
         return converted
 

@@ -90,7 +90,9 @@ def test_loader_error_explains_unloadable_plugin_library(tmp_path):
 
 def hanging(folder: Path) -> Path:
     """A library that writes its process id to a file and does not return."""
-    source = '#include <stdio.h>\n#include <unistd.h>\n__attribute__((constructor)) static void wait_(void) { FILE *f = '
+    source = (
+        "#include <stdio.h>\n#include <unistd.h>\n__attribute__((constructor)) static void wait_(void) { FILE *f = "
+    )
     return library(
         folder, f'{source}fopen("{folder}/pid", "w"); fprintf(f, "%d", getpid()); fclose(f); for (;;) pause(); }}'
     )
