@@ -1,4 +1,4 @@
-"""Whether planted faults are found, in an environment: `python -m tests.drift.planted CHAIN GRAPH=FOLDER… [--kind KIND]`.
+"""Whether planted faults are found: `python -m tests.drift.planted CHAIN GRAPH=FOLDER… [--kind KIND]`.
 
 Prints a JSON line per graph without a fault and per fault, then the counts. Exit code 1: a finding without a fault, a
 wrong layer, or more than 5 % wrong nodes.
