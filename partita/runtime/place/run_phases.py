@@ -259,8 +259,10 @@ class FileRun:
         shapes = binding.output_shapes() if self.steps and not self.hangs else {}
         for port in self.session.outputs if shapes else ():
             element, shape = port.type.removeprefix("tensor(").removesuffix(")"), shapes[port.name]
-            known = shape is not None and dtypes.bits_of(element) is not None  # neither a sequence nor strings
-            sizes[port.name] = dtypes.size_bytes(element, shape) if known else None
+            if shape is None or dtypes.bits_of(element) is None:  # a sequence, or strings
+                sizes[port.name] = None
+            else:
+                sizes[port.name] = dtypes.size_bytes(element, shape)
         named = [("input", port.name) for port in self.model.inputs] + [("output", name) for name in self.model.outputs]
         return tuple(
             PortFact(name, direction, direction, memory[name], HOST_MEMORY, sizes.get(name))
