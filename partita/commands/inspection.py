@@ -47,7 +47,7 @@ def doctor(options: DoctorCommand) -> None:
 
 def plan(options: PlanCommand) -> None:
     """Plan and show. Then raises ReportCheckError if the model does not fit."""
-    from partita.capacity.document import headline, largest
+    from partita.capacity.records import headline, largest
     from partita.library.planning import make_plan
 
     showing = prepare(options)

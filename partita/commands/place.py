@@ -53,7 +53,7 @@ def drift(options: DriftCommand) -> int:
     showing.show(found)
     if found.is_within and found.unused_because is None:
         return 0
-    from partita.drift.document import headline
+    from partita.drift.records import headline
 
     kind = ProviderError if found.is_within else ParityError
     raise kind(f"{options.model}: {headline(found)}")

@@ -166,7 +166,7 @@ def _check(options: CheckCommand) -> None:
 def _check_drift(options: CheckCommand, found: Drift) -> GateResult:
     """Check the largest error of a drift. Raises UsageError without a limit, or with limits of reports."""
     from partita.check import gate
-    from partita.drift.document import error_text
+    from partita.drift.records import error_text
 
     most, file = options.max_drift, str(options.file)
     others = replace(group(options, CheckOptions), require=tuple(options.require))

@@ -141,10 +141,8 @@ def run_graph(
         binding = session.binding()
         held: dict[str, Buffer] = {}
         for port in session.inputs:
-            array = feeds[port.name]
-            buffer = host_buffer(array.shape, types[port.name])
-            buffer.host[...] = array
-            held[port.name] = buffer
+            held[port.name] = host_buffer(feeds[port.name].shape, types[port.name])
+            held[port.name].host[...] = feeds[port.name]
         skipped, bound = {}, []
         for port in session.outputs:
             if outputs is not None and port.name not in outputs:
@@ -169,12 +167,8 @@ def run_graph(
             binding.run()
             binding.allocated()
             values = {name: np.array(binding.buffers[name].values()) for name in bound}
-        active = [entry for entry in session.resolutions if entry.status == "active"]
-        unused = {
-            entry.provider.name: f"{entry.reason}: {entry.evidence}"
-            for entry in session.resolutions
-            if entry not in active
-        }
+        left_out = [entry for entry in session.resolutions if entry.status != "active"]
+        unused = {entry.provider.name: f"{entry.reason}: {entry.evidence}" for entry in left_out}
         if outputs is None:
             unused |= dict.fromkeys(idle_providers(session, read_model_file(path, path.parent)), ASSIGNED_NONE)
         placed = {node.name: node.provider for node in session.assigned() or ()}

@@ -11,12 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from partita.drift.records import Drift
+from partita.drift.records import Drift, headline
 from partita.dtypes import precision
 from partita.errors import InstallationError, PackageError, PartitaError, UsageError
 from partita.extras import explain
 from partita.files import temporary_directory
 from partita.foreign.folder import Choice, open_folder
+from partita.foreign_paths import CONFIG
 from partita.library.api import QUIET, Audience, from_fields
 from partita.library.chain import Target, read_chain
 from partita.library.engine.jobs import run_job
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from partita.export.checkpoint.description import Checkpoint
 
 CPU_CHAIN = "cpu"
-CONFIG = "config.json"
-"""A file of every checkpoint."""
 LOCATE_SECONDS = 60
 """Time limit of a comparison that a failed export makes."""
 ORIGINAL = "original"
@@ -160,13 +159,11 @@ def cpu_side(folder: Path) -> Side:
 def _file_step(options: DriftOptions, path: Path) -> Step:
     """The run of an ONNX file. Raises UsageError, PackageError, ResourceError."""
     from partita.drift.sides import file_step
-    from partita.runtime.place.inputs import check_free_memory, input_shapes, not_generated, read_values
+    from partita.runtime.place.inputs import check_free_memory, not_generated, read_inputs
     from partita.runtime.place.onnx_model import read_onnx
 
-    model, files = read_onnx(path), options.inputs or {}
-    values = read_values(model.inputs, files)
-    given = {name: array.shape for name, array in values.items()}
-    shapes = input_shapes(model.inputs, options.shapes or {}, given, files=files)
+    model = read_onnx(path)
+    shapes, values = read_inputs(model.inputs, options.shapes or {}, options.inputs or {})
     kinds = [f"{port.name} is {kind}" for port in model.inputs if (kind := not_generated(port))]
     if kinds:
         raise UsageError(f"{path}: cannot be run: no values can be generated for inputs: {', '.join(kinds)}")
@@ -213,7 +210,6 @@ def source_side(folder: Path, manifest: Manifest, checkpoint: Checkpoint, steps:
 def locate(folder: Path, manifest: Manifest, checkpoint: Checkpoint) -> str:
     """Where a package on the CPU provider first differs from its source model, within a time limit."""
     from partita.drift.comparison import Settings
-    from partita.drift.document import headline
     from partita.drift.measure import measure
     from partita.drift.sides import package_steps
     from partita.runtime.time_limit import LateError

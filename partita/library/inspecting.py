@@ -11,13 +11,11 @@ from partita.compare.rows import Comparison
 from partita.errors import PackageError, UsageError
 from partita.foreign.folder import NO_CHOICE, Choice, open_folder
 from partita.foreign.model_package import choose_variant, is_model_package, read_variants
-from partita.foreign_paths import recognise
+from partita.foreign_paths import ONNX, recognise
 from partita.inspection.records import Inspection
 from partita.library.api import from_fields
 from partita.options.inspection import InspectOptions
 from partita.package.folder import COMPANIONS, Manifest, check_folder, refuse_absent, unreadable
-
-ONNX_SUFFIX = ".onnx"
 
 
 @overload
@@ -79,7 +77,7 @@ def read(path: Path, choice: Choice = NO_CHOICE, *, hashes: bool = False) -> Ins
     from partita.runtime.contents.build import inspect as look
 
     try:
-        if path.is_file() and path.suffix == ONNX_SUFFIX:
+        if path.is_file() and path.suffix == ONNX:
             refuse_absent(path)
             check_folder(path.absolute().parent, COMPANIONS)
             choice.refuse_for_file()

@@ -7,9 +7,9 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 from pydantic import ValidationError
@@ -57,20 +57,8 @@ FORMAT = 2
 MEASURE, MOST_SECONDS = "partita.runtime.ort.rates:measure", 300.0
 
 
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """A model to plan: its contract and graphs without weights."""
-
-    kind: str
-    contract: Contract
-    models: Sequence[onnx.ModelProto]
-    model_type: str
-    parameters: int
-    precision: str
-    attention: str
-    context_limit: int | None
-    batch_limit: int | None
-    notes: tuple[str, ...] = ()
+Planned = tuple[Contract, Sequence["onnx.ModelProto"], dict[str, Any]]
+"""A model to plan: its contract, its graphs without weights, and fields of the plan."""
 
 
 @from_fields(PlanOptions)
@@ -108,17 +96,18 @@ def _plan_of(planned: Planned, name: str, options: PlanOptions, gpu: Device | No
     """The plan of a model. `rates`: of this machine, without `gpu`."""
     from partita.capacity.speed import phase_plans
 
-    contract = planned.contract
+    contract, models, about = planned
     context, batch = options.context or contract.max_length, options.batch
     prompt = options.prompt_tokens or max(1, context // 2)
-    model = requirements(contract, planned.models, rates)
+    model = requirements(contract, models, rates)
     facts = device_facts(gpu, rates)
     prefill, decode = phase_plans(model, gpu or rates, batch, prompt)  # type: ignore[arg-type]
     step, required = decode.seconds, model.total(context, batch)
     shapeless = sum(costs.unknown_shapes for _, costs in model.graphs)
     unknown = f"{plural(shapeless, 'activation')} without a shape in the file"
-    return Plan.copy_of(
-        planned,
+    notes = [*about.pop("notes", ()), *([f"workspace: {unknown} are not counted"] if shapeless else [])]
+    return Plan(
+        **about,
         partita_version=partita.__version__,
         model=name,
         device=facts,
@@ -130,13 +119,13 @@ def _plan_of(planned: Planned, name: str, options: PlanOptions, gpu: Device | No
         load_bytes=model.loading(),
         memory=model.parts(context, batch),
         cache_bytes_per_token=model.cache(2, 1) - model.cache(1, 1),
-        largest_context=model.largest_context(batch, facts.available_bytes, planned.context_limit),
-        largest_batch=model.largest_batch(context, facts.available_bytes, planned.batch_limit),
+        largest_context=model.largest_context(batch, facts.available_bytes, about["context_limit"]),
+        largest_batch=model.largest_batch(context, facts.available_bytes, about["batch_limit"]),
         phases=(prefill, decode),
         first_token_seconds=prefill.seconds,
         decode_tokens_per_second=Estimate(value=batch / step.value, low=batch / step.high, high=batch / step.low),
         speed_basis=BASES[gpu is None],
-        notes=(*planned.notes, *([f"workspace: {unknown} are not counted"] if shapeless else [])),
+        notes=tuple(notes),
     )
 
 
@@ -206,17 +195,16 @@ def _package(path: Path, options: PlanOptions) -> Planned:
         models = read_graphs(path, contract)
     except (OSError, ValueError) as error:
         raise PackageError(f"{path}: a graph cannot be read ({error})") from error
-    return Planned(
-        kind="package" if manifest.foreign is None else "folder",
-        contract=contract,
-        models=models,
-        model_type=manifest.source.model_type,
-        parameters=manifest.source.parameters if manifest.foreign is None else 0,
-        precision=contract.precision,
-        attention=contract.attention,
-        context_limit=limits["context"],
-        batch_limit=limits["batch"],
-    )
+    about = {
+        "kind": "package" if manifest.foreign is None else "folder",
+        "model_type": manifest.source.model_type,
+        "parameters": manifest.source.parameters if manifest.foreign is None else 0,
+        "precision": contract.precision,
+        "attention": contract.attention,
+        "context_limit": limits["context"],
+        "batch_limit": limits["batch"],
+    }
+    return contract, models, about
 
 
 def _checkpoint(given: str, options: PlanOptions, gpu: Device | None, progress: Progress) -> Planned:
@@ -244,18 +232,18 @@ def _checkpoint(given: str, options: PlanOptions, gpu: Device | None, progress: 
         except PartitaError as error:
             text = error.problem.replace("`max_length=", "`context=").replace(scratch, given)
             raise type(error)(text, remedy=error.remedy) from error
-        return Planned(
-            kind="checkpoint" if checkpoint.files else "config",
-            contract=found.manifest.graph,
-            models=[onnx.load_from_string(skeleton(model)) for model in found.models],
-            model_type=checkpoint.model_type,
-            parameters=found.manifest.source.parameters,
-            precision=work.options.precision,
-            attention=found.manifest.graph.attention,
-            context_limit=most_positions(checkpoint),
-            batch_limit=None,
-            notes=tuple(work.notes),
-        )
+        models = [onnx.load_from_string(skeleton(model)) for model in found.models]
+        about = {
+            "kind": "checkpoint" if checkpoint.files else "config",
+            "model_type": checkpoint.model_type,
+            "parameters": found.manifest.source.parameters,
+            "precision": work.options.precision,
+            "attention": found.manifest.graph.attention,
+            "context_limit": most_positions(checkpoint),
+            "batch_limit": None,
+            "notes": tuple(work.notes),
+        }
+        return found.manifest.graph, models, about
 
 
 def read_graphs(folder: Path, contract: Contract) -> list[onnx.ModelProto]:

@@ -5,10 +5,10 @@ A foreign folder has no reference logits; they are computed with the source mode
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from partita.dtypes import precision
 from partita.errors import PackageError, UsageError
@@ -16,16 +16,15 @@ from partita.extras import explain
 from partita.files import temporary_directory
 from partita.library.api import QUIET, Audience
 from partita.library.chain import Target, not_used
-from partita.library.place.probing import package_refused
-from partita.package.folder import Manifest
+from partita.library.place.probing import refusals_explained
+from partita.package.folder import KNOWN_ANSWER, Manifest
 from partita.package.records import Evaluation, Verification
-from partita.providers.resolve import Resolution
 from partita.remedies import Remedy
-from partita.runtime.chain.open_chain import ChainError
 from partita.runtime.chain.pins import parse_pins
-from partita.runtime.ort.errors import NoKernelError
+from partita.runtime.generate.runner import Runner
 from partita.runtime.verify.quality import evaluate as measure
-from partita.runtime.verify.replay import replay
+from partita.runtime.verify.quality import read_figures
+from partita.runtime.verify.replay import open_briefly, read_known_answer, replay_opened
 
 if TYPE_CHECKING:
     from partita.export.checkpoint.description import Checkpoint
@@ -58,8 +57,9 @@ def verify_with(
             if reference is None
             else opened.enter_context(_reference_package(folder, manifest, reference, audience))
         )
-        opened.enter_context(_explained(audience))
-        found = replay(folder, target.chain, answers=answers, **_opening(manifest, target, audience))
+        answer = read_known_answer(answers or folder, KNOWN_ANSWER)
+        runner = opened.enter_context(_opened(folder, manifest, target, audience))
+        found = replay_opened(manifest, runner, answer)
     bits = None if reference is None else precision(manifest.graph.precision).bits
     if bits is None:
         return found
@@ -78,34 +78,28 @@ def evaluate(folder: Path, manifest: Manifest, target: Target, *, audience: Audi
     Raises PackageError when the package has no text, ProviderError when the chain cannot be honoured, ResourceError,
     and GenerationError when a run fails.
     """
-    with _explained(audience):
-        return measure(folder, target.chain, **_opening(manifest, target, audience))
-
-
-def _opening(manifest: Manifest, target: Target, audience: Audience) -> dict[str, Any]:
-    """Arguments with which replays and measurements open a package."""
-
-    def note_unused(chain: Sequence[Resolution]) -> None:
-        for entry in chain:
-            if entry.status != "active":
-                audience.note(not_used(entry.provider.name, entry))
-
-    return {
-        "threads": target.threads,
-        "manifest": manifest,
-        "options": target.options,
-        "pins": parse_pins(target.pins, target.chain),
-        "on_chain": note_unused,
-    }
+    figures = read_figures(folder, manifest)
+    with _opened(folder, manifest, target, audience) as runner:
+        return measure(runner, figures)
 
 
 @contextmanager
-def _explained(audience: Audience) -> Iterator[None]:
-    """Explain a refused chain by experiments."""
-    try:
-        yield
-    except (ChainError, NoKernelError) as error:
-        raise package_refused(error, audience=audience) from error
+def _opened(folder: Path, manifest: Manifest, target: Target, audience: Audience) -> Iterator[Runner]:
+    """The package opened on the chain, with notes on unused providers; a refusal is explained by experiments."""
+    with refusals_explained(audience=audience):
+        runner = open_briefly(
+            folder,
+            target.chain,
+            threads=target.threads,
+            manifest=manifest,
+            options=target.options,
+            pins=parse_pins(target.pins, target.chain),
+        )
+    with runner:
+        for entry in runner.resolutions:
+            if entry.status != "active":
+                audience.note(not_used(entry.provider.name, entry))
+        yield runner
 
 
 @contextmanager

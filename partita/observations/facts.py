@@ -343,15 +343,15 @@ class RunFacts:
     """One run: its sessions, its steps and its end."""
 
     sessions: tuple[SessionFacts, ...]
-    states: tuple[StateFact, ...]
     steps: tuple[StepFact, ...]
     memory: Memory
-    tokenizer_load_seconds: float
-    first_token_seconds: float | None
+    states: tuple[StateFact, ...] = ()
+    tokenizer_load_seconds: float = 0.0
+    first_token_seconds: float | None = None
     """From the start of prefill to the first new token; None if there was none."""
-    prompt_tokens: int
-    new_tokens: int
-    finish_reason: str | None
+    prompt_tokens: int = 0
+    new_tokens: int = 0
+    finish_reason: str | None = None
     """stop, length, cache_full, interrupted, or error; None if no generation was requested."""
     finish_detail: str = ""
     probing: Probing | None = None

@@ -142,7 +142,7 @@ class PlanCommand(ViewOptions, ProgressOptions, PlanOptions):
     Exit code 5 if it does not fit.
     """
 
-    VIEWS = "partita.capacity.document"
+    VIEWS = "partita.capacity.records"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -153,4 +153,4 @@ class DriftOptions(ForeignFolder, ProviderChain, ModelOptions):
 class DriftCommand(ViewOptions, ProgressOptions, DriftOptions):
     """Find the layer and node whose output on a provider differs from the reference. Exit code 4 on a difference."""
 
-    VIEWS = "partita.drift.document"
+    VIEWS = "partita.drift.records"

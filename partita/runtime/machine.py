@@ -125,21 +125,18 @@ def _entry_of(result: Check, available: Sequence[str]) -> ProviderEntry:
     plugin = None if provider.library is None else str(provider.library)
     if plugin is None and provider.plugin is not None and (version := installed_version(provider.plugin.wheel)):
         plugin = f"{provider.plugin.wheel} {version}"
-    return ProviderEntry(
+    return ProviderEntry.copy_of(
+        result,
         name=provider.name,
         ort_name=provider.ort_name,
         in_build=provider.ort_name in available,
         plugin=plugin,
-        library_loads=result.library_loads,
-        device_found=result.device_found,
         software_device=result.software,
         status="usable" if result.usable else "unavailable",
         reason=resolution.reason,
         evidence=resolution.evidence,
         remedy=None if resolution.remedy is None else str(resolution.remedy),
         remedies=remedy_records(resolution.remedy),
-        seconds=result.seconds,
-        devices=result.devices,
         options=tuple(map(OptionEntry.copy_of, provider.options)),
     )
 

@@ -11,15 +11,14 @@ import pytest
 
 import partita
 from partita import dtypes
-from partita.capacity.costs import Block, graph_costs
-from partita.capacity.memory import Arena, Requirements, pattern_bytes
+from partita.capacity.costs import graph_costs
+from partita.capacity.memory import Arena, Requirements
 from partita.capacity.records import FormRates, MachineRates, Plan
 from partita.capacity.speed import with_bounds
 from partita.cli import run
 from partita.errors import ResourceError
 from partita.library import planning
 from partita.library.planning import here_rates
-from partita.options.inspection import PlanOptions
 from partita.package.folder import read_manifest
 from partita.partition_reports.records import Subgraphs
 from partita.partition_reports.render.show import load_view
@@ -81,16 +80,6 @@ def test_arena_regions_match_onnx_runtime_log(sizes: list[int], regions: list[in
     assert arena.resident == sum(sizes)
 
 
-def test_freed_memory_is_reused() -> None:
-    arena = Arena()
-    for _ in range(3):
-        for place in [arena.allocate(300 * 1024) for _ in range(3)]:
-            arena.free(place)
-    assert arena.resident <= 3 * 300 * 1024 and len(arena.regions) == 1
-    assert pattern_bytes([Block(100, 0, 1), Block(100, 1, 2), Block(100, 2, 3), Block(100, 3, 4)]) == 200
-    assert pattern_bytes([Block(100, 0, 9), Block(100, 1, 9)]) == 200
-
-
 @pytest.mark.parametrize("precision", ["fp32", "int4"])
 def test_planned_weight_and_cache_sizes_match_export(
     precision: str, tiny_checkpoint: TinyCheckpoint, exported: Exported, known_rates: None
@@ -103,8 +92,7 @@ def test_planned_weight_and_cache_sizes_match_export(
     assert found.cache_bytes_per_token == sizes["cache"] // 64
     of_package = partita.plan(exported(checkpoint, precision=precision))
     assert of_package.memory == found.memory
-    options = PlanOptions(exported(checkpoint, precision=precision))
-    models = planning._package(Path(options.model), options).models
+    models = planning.read_graphs(exported(checkpoint, precision=precision), written)
     stored = planning.requirements(written, models, None).weight_bytes(64)
     rows = graph_costs(models[0], written, written.files[0]).tables
     shared = sum(rows.values()) if precision == "int4" else 0  # the same bytes of the file, as another initializer
@@ -133,9 +121,7 @@ def test_rolling_state_does_not_scale_with_context(tiny_checkpoint: TinyCheckpoi
 
 def test_largest_batch_and_context_are_maximal(package: Path) -> None:
     contract = read_manifest(package).graph
-    options = PlanOptions(package)
-    models = planning._package(package, options).models
-    model = planning.requirements(contract, models, RATES)
+    model = planning.requirements(contract, planning.read_graphs(package, contract), RATES)
     available = model.total(32, 1) + 5 * MIB
     batch = model.largest_batch(32, available, None)
     assert batch > 1
@@ -154,7 +140,7 @@ def test_oversized_plan_exits_5_and_names_largest_settings(tiny_checkpoint, caps
     plan = Plan.model_validate(found)
     assert not plan.fits and 0 < plan.largest_batch < 16_000_000
     assert plan.required_bytes > plan.device.available_bytes == 16 << 30
-    page = load_view("html", "partita.capacity.document").to_text(plan)
+    page = load_view("html", "partita.capacity.records").to_text(plan)
     assert page.count("<rect ") == len(plan.memory) and "line: available memory 2e+10" in page
 
 

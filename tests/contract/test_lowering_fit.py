@@ -120,7 +120,7 @@ def test_verify_detects_incorrect_attention_kernel(environment, target, packages
 @cases("target, package", packages_of("whole"), sample=True, heavy=("qnn",))
 def test_planted_fault_is_located_on_provider(environment, target, package, packages, tmp_path):
     """Changed weights or operators in single nodes; tests/drift has more faults."""
-    words = ("--inside", f"{target.provider},cpu", f"{package}={packages / package}")
+    words = (f"{target.provider},cpu", f"{package}={packages / package}")
     kinds = ("--kind", "down-projection", "--kind", "product")
     done = honoured(execute("-m", "tests.drift.planted", *words, *kinds, folder=tmp_path))
     rows = [json.loads(line) for line in done.out.splitlines() if line.startswith("{")]

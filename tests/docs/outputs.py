@@ -28,7 +28,7 @@ from tests.docs import recordings
 from tests.foreign.conftest import SAMPLES
 from tools import support_tables
 
-DRIFT = "partita.drift.document"
+DRIFT = "partita.drift.records"
 WIDTH = 100
 """Columns of every output on the pages."""
 FILES = {"run": "webgpu", "webgpu": "webgpu", "fp16": "fp16", "fp32": "fp32"}

@@ -1,7 +1,7 @@
-"""Whether planted faults are found, as a table per environment: `python -m tests.drift.planted [ENVIRONMENT…]`.
+"""Whether planted faults are found: `python -m tests.drift.planted CHAIN GRAPH=FOLDER… [--kind KIND]`.
 
-`--graph`, `--kind`: only these. `--source`: against the source model in place of the CPU provider (main environment).
-Packages are exported to build/drift; environments without torch get their folders.
+Prints a JSON line per graph without a fault and per fault, then the counts. Exit code 1: a finding without a fault, a
+wrong layer, or more than 5 % wrong nodes.
 """
 
 from __future__ import annotations
@@ -10,11 +10,9 @@ import argparse
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from itertools import groupby
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -29,21 +27,7 @@ from partita.foreign.folder import Choice, open_folder
 from partita.providers.resolve import parse_chain
 from partita.runtime.place.inputs import input_shapes
 from partita.runtime.place.onnx_model import read_onnx
-from tests.conftest import REPOSITORY
-from tests.contract.expectations import ENVIRONMENTS
-from tests.contract.packages import checkpoint_of, key
-from tests.drift.faults import FOREIGN, GRAPHS, Fault, export_package, faults_of, plant
-
-CHAINS = {"main": "cpu", "plugins": "cpu", "webgpu": "webgpu,cpu", "openvino": "openvino,cpu", "qnn": "qnn,cpu"}
-"""Environment -> the tested chain. The providers of the plugins have no device on processors of AMD."""
-ONLY = {
-    "openvino": ("llama-fp32", "llama-int4", "llama-primitives-fp32", "genai-int4-cpu", "optimum"),
-    "webgpu": ("llama-onnx24-fp32", "llama-primitives-fp32", "llama-primitives-int4", "gemma3_text-primitives-fp32"),
-    "qnn": ("llama-primitives-static-fp16", "demo-primitives-static-fp16", "genai-int4-cpu"),
-}
-"""Graphs of an environment, if not all. Over SwiftShader, GroupQueryAttention is wrong and float16 is missing. QNN
-takes no nodes of other packages.
-"""
+from tests.drift.faults import Fault, faults_of, plant
 
 
 def compare(folder: Path, faulty: Path, chain: str = "cpu", source: Path | None = None, **shapes: Any) -> Drift:
@@ -79,121 +63,67 @@ def judge(
     return found.first_layer == layer.name, fault.node in named, found
 
 
-def rows(chain: str, folders: dict[str, Path], kinds: list[str], sources: dict[str, Path]) -> Iterator[dict[str, Any]]:
-    """A row per control and per fault."""
-    for graph, folder in folders.items():
-        try:
-            control = compare(folder, folder, chain, sources.get(graph))
-        except PartitaError as error:
-            yield {"graph": graph, "failure": str(error)}
+def rows(
+    chain: str, graph: str, folder: Path, kinds: list[str], source: Path | None = None
+) -> Iterator[dict[str, Any]]:
+    """A row for the graph without a fault, and one per fault."""
+    try:
+        control = compare(folder, folder, chain, source)
+    except PartitaError as error:
+        yield {"graph": graph, "failure": str(error)}
+        return
+    nodes = {**control.nodes_by_provider, **control.unused}
+    right = control.is_within and not control.unused  # else nothing ran on the provider
+    worst = f"{control.first_layer} {control.first_node}: {control.worst.compared_error}"
+    yield {"graph": graph, "kind": "", "nodes": nodes, "right": [right] * 2, "found": worst}
+    for fault in faults_of(graph, folder):
+        if kinds and fault.kind not in kinds:
             continue
-        nodes = {**control.nodes_by_provider, **control.unused}
-        right = control.is_within and not control.unused  # else nothing ran on the provider
-        worst = f"{control.first_layer} {control.first_node}: {control.worst.compared_error}"
-        yield {"graph": graph, "kind": "", "nodes": nodes, "right": [right] * 2, "found": worst}
-        for fault in faults_of(graph, folder):
-            if kinds and fault.kind not in kinds:
-                continue
-            with TemporaryDirectory() as scratch:
-                layer, node, found = judge(folder, fault, Path(scratch) / "faulty", chain, sources.get(graph))
-            node = node and (found.not_finite is None or found.not_finite.node == fault.node)  # QNN has no infinity
-            seen = f"{found.first_layer} {found.first_node} ({found.basis}) {found.not_finite or ''}"
-            yield {"graph": graph, "kind": fault.kind, "node": fault.node, "right": [layer, node], "found": seen}
+        with TemporaryDirectory() as scratch:
+            layer, node, found = judge(folder, fault, Path(scratch) / "faulty", chain, source)
+        node = node and (found.not_finite is None or found.not_finite.node == fault.node)  # QNN has no infinity
+        seen = f"{found.first_layer} {found.first_node} ({found.basis}) {found.not_finite or ''}"
+        yield {"graph": graph, "kind": fault.kind, "node": fault.node, "right": [layer, node], "found": seen}
 
 
-def ensure_folders(graphs: list[str]) -> tuple[dict[str, Path], dict[str, Path]]:
-    """Folders of the graphs, exported if they are not there, and the checkpoints of packages."""
-    import partita
-
-    home = REPOSITORY / "build" / "drift" / key()
-    (home / "checkpoints").mkdir(parents=True, exist_ok=True)
-    folders, sources = {}, {}
-    for graph in graphs:
-
-        def export(checkpoint: Path, graph: str = graph, **options: Any) -> Path:
-            sources[graph] = checkpoint
-            if not (home / graph).is_dir():
-                partita.export(str(checkpoint), home / graph, **options)
-            return home / graph
-
-        folders[graph] = export_package(graph, export, lambda model: checkpoint_of(model, home / "checkpoints"))
-    return folders, sources
-
-
-def _write(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
-
-
-def print_table(environment: str, lines: Iterator[dict[str, Any]]) -> Counter[str]:
-    """Print a line for every graph and every wrong row. Returns the numbers of faults, of right layers and nodes, and
-    of findings of controls.
-    """
-    _write(f"{environment} ({CHAINS[environment]})")
+def counts_of(found: list[dict[str, Any]]) -> Counter[str]:
+    """Numbers of faults, of right layers and nodes, of findings without a fault, and of graphs that did not run."""
     total = Counter[str]()
-    for graph, entries in groupby(lines, key=lambda row: str(row["graph"])):
-        control, *planted = entries
-        if "failure" in control:
-            _write(f"  {graph}: not run: {control['failure']}")
-            continue
-        layers, nodes = (sum(row["right"][at] for row in planted) for at in (0, 1))
-        counts = {"faults": len(planted), "layers": layers, "nodes": nodes, "findings": not control["right"][0]}
-        total.update(counts)
-        _write(f"  {graph:30} {_counts(counts)}  {control['nodes']}")
-        for row in (row for row in (control, *planted) if row["right"] != [True, True]):
-            _write(f"    WRONG (layer, node: {row['right']}): {row}")
-    _write(f"  {'all':30} {_counts(total)}")
+    for row in found:
+        if "failure" in row:
+            total["not run"] += 1
+        elif not row["kind"]:
+            total["findings"] += not row["right"][0]
+        else:
+            layer, node = row["right"]
+            total.update(faults=1, layers=layer, nodes=node)
     return total
 
 
-def _counts(counts: Mapping[str, int]) -> str:
-    return "  ".join(f"{name} {counts[name]:3}" for name in ("faults", "layers", "nodes", "findings"))
-
-
-def run_environment(
-    environment: str, folders: dict[str, Path], kinds: list[str], venvs: Path
-) -> Iterator[dict[str, Any]]:
-    """The rows of an environment, from a process of its Python."""
-    python = sys.executable if environment == "main" else venvs / environment / "bin" / "python"
-    folders = {graph: folder for graph, folder in folders.items() if graph in ONLY.get(environment, GRAPHS)}
-    words = [f"{graph}={folder}" for graph, folder in folders.items()]
-    command = [str(python), "-m", "tests.drift.planted", "--inside", CHAINS[environment], *words]
-    command += [word for kind in kinds for word in ("--kind", kind)]
-    variables = {**ENVIRONMENTS[environment].variables, **os.environ, "PYTHONPATH": str(REPOSITORY)}
-    with subprocess.Popen(command, cwd=REPOSITORY, env=variables, stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdout is not None
-        for line in child.stdout:
-            if line.startswith("{"):
-                yield json.loads(line)
-    if child.returncode:
-        raise RuntimeError(f"{environment}: exit code {child.returncode}")
+def are_right(counts: Counter[str]) -> bool:
+    """Whether all layers and at least 95 % of the nodes are right, and no graph without a fault has a finding."""
+    located = counts["layers"] == counts["faults"] and counts["nodes"] >= 0.95 * counts["faults"]
+    return located and not counts["findings"]
 
 
 def main(arguments: list[str]) -> int:
-    """Print the table; the exit code is 1 if a control has a finding, a layer is wrong or over 5 % of nodes are."""
+    """Print the rows and the counts; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.drift.planted")
-    parser.add_argument("environments", nargs="*", default=[*CHAINS])
-    parser.add_argument("--graph", action="append", choices=GRAPHS)
+    parser.add_argument("chain")
+    parser.add_argument("folders", nargs="+", metavar="GRAPH=FOLDER")
     parser.add_argument("--kind", action="append", default=[])
-    parser.add_argument("--source", action="store_true")
-    parser.add_argument("--venvs", type=Path, default=REPOSITORY / ".venvs")
-    parser.add_argument("--inside", metavar="CHAIN", help="print JSON lines for GRAPH=FOLDER…")
     given = parser.parse_args(arguments)
-    if given.inside:
-        folders = {name: Path(folder) for name, _, folder in (text.partition("=") for text in given.environments)}
-        for row in rows(given.inside, folders, given.kind, {}):
-            _write(json.dumps(row))
-        return 0
-    graphs = given.graph or [graph for graph in GRAPHS if not (given.source and graph in FOREIGN)]
-    folders, sources = ensure_folders(graphs)
-    if given.source:
-        counts = [print_table("main", rows("cpu", folders, given.kind, sources))]
-    else:
-        named = [*given.environments]
-        counts = [print_table(name, run_environment(name, folders, given.kind, given.venvs)) for name in named]
-    return int(any(n["findings"] or n["layers"] < n["faults"] or n["nodes"] < 0.95 * n["faults"] for n in counts))
+    found = []
+    for graph, _, folder in (text.partition("=") for text in given.folders):
+        for row in rows(given.chain, graph, Path(folder), given.kind):
+            found.append(row)
+            print(json.dumps(row), flush=True)  # noqa: T201
+    counts = counts_of(found)
+    print(dict(counts))  # noqa: T201
+    return 0 if are_right(counts) else 1
 
 
 if __name__ == "__main__":
     code = main(sys.argv[1:])
+    sys.stdout.flush()
     os._exit(code)  # SwiftShader may crash while Python unloads it

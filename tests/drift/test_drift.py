@@ -67,7 +67,7 @@ def both(before: str, after: str, folder: Path, settings: Settings = PLAIN_SETTI
 
 def text_of(found: Drift, width: int = 80) -> str:
     stream = io.StringIO()
-    print_text(found, "partita.drift.document", Console(file=stream, width=width, color_system=None))
+    print_text(found, "partita.drift.records", Console(file=stream, width=width, color_system=None))
     return stream.getvalue()
 
 
@@ -85,7 +85,7 @@ def test_text_fits_80_columns_and_shows_the_growth(tmp_path: Path) -> None:
     assert max(map(len, text.splitlines())) <= 80
     assert "first node over tolerance on cpu against cpu" in " ".join(text.split())
     assert "error in the whole graph, by layer: " in text and "█" in text
-    page = load_view("html", "partita.drift.document").to_text(found)
+    page = load_view("html", "partita.drift.records").to_text(found)
     marks = ('<rect class="over"', '<line class="limit"', f"<title>{found.layers[0].name}: ")
     assert page.count("<rect ") == len(found.layers) and all(mark in page for mark in marks)
     assert found.pin_trials == ()  # both sides run on the same provider

@@ -1,9 +1,8 @@
-"""The report as an object, and `partita.place`, `partita.providers` and `partita.export`."""
+"""The report as an object, and `partita.place`."""
 
 from __future__ import annotations
 
 import html
-import json
 
 import numpy as np
 import onnx
@@ -121,16 +120,3 @@ def test_unknown_device_error_names_argument_and_suggestion(model):
     with pytest.raises(partita.ArgumentError, match="^`device`: unknown device 'h10'; did you mean 'h100'") as caught:
         partita.place(model, "cuda,cpu", dry_run=True, device="h10")
     assert caught.value.remedy is not None and caught.value.remedy.options == ("--device", "h100")
-
-
-# --- the rest --------------------------------------------------------------------------------------------------------
-
-
-def test_export_writes_loadable_package(tiny_checkpoint, tmp_path, capfd):
-    done = partita.export(tiny_checkpoint("llama"), tmp_path / "package", attention="gqa", max_length=32)
-    assert done.path == tmp_path / "package" and done.manifest.verification.status == "verified"
-    assert repr(done) == f"<partita.ExportResult {done.path}: fp32, attention gqa, verified>"
-    assert json.loads((done.path / "manifest.json").read_text())["graph"]["max_length"] == 32
-    with partita.load(done.path, "cpu") as model:
-        assert model.max_length == 32
-    assert capfd.readouterr() == ("", "")

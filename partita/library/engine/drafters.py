@@ -9,10 +9,8 @@ from pathlib import Path
 from partita.errors import UsageError
 from partita.foreign.folder import NO_CHOICE, open_folder
 from partita.library.chain import Target
-from partita.library.place.probing import package_refused
 from partita.options.fields import PathText
 from partita.options.generation import SpeculationOptions
-from partita.runtime.chain.open_chain import ChainError
 from partita.runtime.generate.choice.drafting import (
     DraftLength,
     DraftLengths,
@@ -23,7 +21,6 @@ from partita.runtime.generate.choice.drafting import (
 )
 from partita.runtime.generate.request import Drafter
 from partita.runtime.generate.runner import Runner, load_runner
-from partita.runtime.ort.errors import NoKernelError
 
 
 class Drafters:
@@ -68,10 +65,7 @@ class Drafters:
         for provider in target.chain:
             if provider.alternating_options:
                 options[provider.name] = {**provider.alternating_options, **options.get(provider.name, {})}
-        try:
-            runner = load_runner(folder, target.chain, threads=target.threads, manifest=manifest, options=options)
-        except (ChainError, NoKernelError) as error:
-            raise package_refused(error, 0.0) from error
+        runner = load_runner(folder, target.chain, threads=target.threads, manifest=manifest, options=options)
         reason = no_draft_reason(runner)
         if reason is not None:
             runner.close()

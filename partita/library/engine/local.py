@@ -34,7 +34,7 @@ from partita.library.chain import Target
 from partita.library.engine.base import BUSY, CLOSED, Engine, OpenedPackage, PrefixSaved, ReportRequest
 from partita.library.engine.drafters import Drafters
 from partita.library.engine.requests import RequestOutput, Ticket, Work, notify_listeners, speculation_fact
-from partita.library.place.probing import REFUSAL_SECONDS, package_refused, probe_package
+from partita.library.place.probing import REFUSAL_SECONDS, probe_package, refusals_explained
 from partita.library.run_report import option_texts
 from partita.observations.facts import RunFacts
 from partita.observations.records import ChainEntry, Environment
@@ -42,7 +42,7 @@ from partita.options.generation import BatchOptions
 from partita.package.folder import Manifest
 from partita.partition_reports.records import Report
 from partita.partition_reports.request_records import Request as Asked
-from partita.runtime.chain.open_chain import ChainError, chain_entry, idle_providers
+from partita.runtime.chain.open_chain import chain_entry, idle_providers
 from partita.runtime.chain.pins import parse_pins
 from partita.runtime.generate.choice.sampling import RecordingSampler, make_sampler
 from partita.runtime.generate.loop import PREFILL_CHUNK_TOKENS, GenerationLoop
@@ -53,7 +53,6 @@ from partita.runtime.generate.run_facts import run_facts, with_optimised
 from partita.runtime.generate.runner import Runner, load_runner
 from partita.runtime.generate.text.tokens import TextStream
 from partita.runtime.machine import environment
-from partita.runtime.ort.errors import NoKernelError
 
 
 class LocalEngine(Engine):
@@ -77,7 +76,7 @@ class LocalEngine(Engine):
         """
         super().__init__(folder, manifest, target)
         self._choice, self.audience = choice, audience
-        try:
+        with refusals_explained(min(refusal_seconds, REFUSAL_SECONDS), audience):
             self.runner = runner = load_runner(
                 folder,
                 target.chain,
@@ -87,8 +86,6 @@ class LocalEngine(Engine):
                 options=target.options,
                 pins=parse_pins(target.pins, target.chain),
             )
-        except (ChainError, NoKernelError) as error:
-            raise package_refused(error, refusal_seconds, audience) from error
         self._drafters = Drafters(folder, target)
         self._closing = weakref.finalize(self, _free, runner, self._drafters, self._process)
         graphs = runner.graphs

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from partita.check.requirements import Limits
 from partita.errors import PartitaError, ProviderError
@@ -14,22 +15,20 @@ from partita.foreign.model_package import choose_variant, is_folder
 from partita.library.api import QUIET, Audience
 from partita.library.chain import Target
 from partita.library.engine.jobs import NONE_CRASHED, Crashed
-from partita.library.place.probing import decode_sizes, explain_refusal, with_probes
+from partita.library.place.probing import decode_sizes, refusals_explained, with_probes
 from partita.library.run_report import option_texts, report_run
 from partita.observations.facts import RunFacts
 from partita.observations.names import EXPERIMENTS
-from partita.observations.records import PackageFacts
 from partita.options.placement import PlaceOptions
 from partita.package.folder import sha256_of
 from partita.partition_reports.records import Report
 from partita.partition_reports.request_records import DryRunFacts, ModelFacts, ModelInput, Request
 from partita.runtime.chain.advice import package_facts
-from partita.runtime.chain.open_chain import ChainError, chain_entry
+from partita.runtime.chain.open_chain import chain_entry
 from partita.runtime.chain.pins import parse_pins
 from partita.runtime.machine import environment
-from partita.runtime.ort.errors import NoKernelError, NotOpenedError
 from partita.runtime.ort.native_log import printed_kernels
-from partita.runtime.place.inputs import Shape, input_shapes, read_values, size_text
+from partita.runtime.place.inputs import Shape, read_inputs, size_text
 from partita.runtime.place.onnx_model import OnnxModel, fixed_shapes, read_onnx
 from partita.runtime.place.run_phases import (
     OpenOptions,
@@ -59,18 +58,8 @@ NOT_REAL = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _PlacedModel:
-    """A placed model, with its ONNX files and the shapes of their inputs, by file name."""
-
-    placed: PlacementFacts
-    models: Mapping[str, OnnxModel]
-    sizes: Mapping[str, Mapping[str, Shape]]
-    """Input shapes for experiments; of a package, those of a decode step."""
-    shapes: Mapping[str, Mapping[str, Shape]] = field(default_factory=dict)
-    """Tensors with fixed shapes; empty for a package."""
-    package: PackageFacts | None = None
-    model: ModelFacts | None = None
+Placed = tuple[PlacementFacts, Mapping[str, OnnxModel], Mapping[str, Mapping[str, Shape]], Mapping[str, Any]]
+"""A placed model, its ONNX files and the shapes of their inputs by file name, and its facts as `package` or `model`."""
 
 
 def place(
@@ -92,17 +81,16 @@ def place(
         crashed=crashed,
     )
     with printed_kernels(target.chain):
-        opened = (_place_folder if is_folder(Path(options.model)) else _place_file)(options, where, audience)
-    error = opened.placed.error
+        place_any = _place_folder if is_folder(Path(options.model)) else _place_file
+        placed, models, sizes, about = place_any(options, where, audience)
+    error = placed.error
     interrupted, failed = isinstance(error, RunInterruptedError), error is not None
     seconds = 0.0 if interrupted or EXPERIMENTS in crashed else options.probe_seconds
-    facts, resolutions = with_probes(
-        opened.placed.facts, opened.placed.resolutions, opened.models, opened.sizes, seconds, audience
-    )
+    facts, resolutions = with_probes(placed.facts, placed.resolutions, models, sizes, seconds, audience)
     notes = [NO_EXPERIMENTS] if EXPERIMENTS in crashed else []
     notes += [NOT_CAPTURED] if any(entry.captures for entry in resolutions) else []
     if device is not None:
-        facts = with_shapes(facts, opened.models, opened.shapes)
+        facts = with_shapes(facts, models, sizes if "model" in about else {})
         notes += [FAILED_DRY] if failed and not interrupted else []
     elif failed and not interrupted:
         facts = replace(facts, failure=str(error).removeprefix(f"{options.model}: "))
@@ -112,8 +100,7 @@ def place(
         environment(),
         _request_of(options, target),
         Limits.of(options),
-        package=opened.package,
-        model=opened.model,
+        **about,
         device=device,
     )
     if device is not None:
@@ -147,12 +134,11 @@ def dry_run_facts(name: str | None) -> DryRunFacts:
     )
 
     build, library, simulated = ensure_child(), provider_library(), device(DEFAULT_DEVICE if name is None else name)
-    return DryRunFacts(
+    return DryRunFacts.copy_of(
+        simulated,
         device=simulated.key,
         device_name=simulated.name,
         compute_capability=".".join(map(str, simulated.capability)),
-        memory_bytes=simulated.memory_bytes,
-        multiprocessors=simulated.multiprocessors,
         provider_library=library.name,
         onnxruntime_version=runtime_version(library),
         cuda_version=CUDA_VERSION_TEXT,
@@ -173,21 +159,18 @@ def check_dry_run(report: Report, *, started: bool) -> None:
         )
 
 
-def _place_folder(options: PlaceOptions, where: OpenOptions, audience: Audience) -> _PlacedModel:
-    """Place a package or a foreign folder."""
+def _place_folder(options: PlaceOptions, where: OpenOptions, audience: Audience) -> Placed:
+    """Place a package or a foreign folder; the shapes are those of a decode step."""
     path = Path(options.model)
     manifest = open_folder(path, Choice.of(options))
-    try:
+    with refusals_explained(options.probe_seconds, audience):
         placed = place_package(path, where, manifest)
-    except (ChainError, NoKernelError) as error:
-        refused = read_onnx(error.path)
-        raise explain_refusal(error, refused, decode_sizes(refused), options.probe_seconds, audience) from error
     models = {session.file: read_onnx(path / session.file) for session in placed.facts.sessions}
     sizes = {file: decode_sizes(model) for file, model in models.items()}
-    return _PlacedModel(placed, models, sizes, package=package_facts(path, manifest))
+    return placed, models, sizes, {"package": package_facts(path, manifest)}
 
 
-def _place_file(options: PlaceOptions, where: OpenOptions, audience: Audience) -> _PlacedModel:
+def _place_file(options: PlaceOptions, where: OpenOptions, audience: Audience) -> Placed:
     """Place an ONNX file, or that of a model package for the first provider of the chain.
 
     In a model package, symbolic sizes are 1 unless sizes are given.
@@ -198,17 +181,13 @@ def _place_file(options: PlaceOptions, where: OpenOptions, audience: Audience) -
     if path.is_dir():
         variant = choose_variant(path, options.variant, [provider.ort_name for provider in where.chain])
         path, data_folder, notes = variant.path, variant.weights, (f"variant {variant.label} of the model package",)
-    model, files = read_onnx(path, data_folder), options.inputs or {}
+    model = read_onnx(path, data_folder)
     model = replace(model, notes=(*notes, *model.notes))
     if notes and not shapes:
         shapes = {size: 1 for port in model.inputs for size in port.shape or () if isinstance(size, str)}
-    values = read_values(model.inputs, files)
-    given = {name: array.shape for name, array in values.items()}
-    sizes = input_shapes(model.inputs, shapes, given, files=files)
-    try:
+    sizes, values = read_inputs(model.inputs, shapes, options.inputs or {})
+    with refusals_explained(options.probe_seconds, audience, model, sizes):
         placed = place_model(model, sizes, replace(where, values=values))
-    except (ChainError, NoKernelError, NotOpenedError) as error:
-        raise explain_refusal(error, model, sizes, options.probe_seconds, audience) from error
     facts = ModelFacts(
         file=path.name,
         sha256=sha256_of(path),
@@ -218,8 +197,7 @@ def _place_file(options: PlaceOptions, where: OpenOptions, audience: Audience) -
         nodes=len(model.nodes),
         inputs=tuple(ModelInput.copy_of(port, shape=sizes.get(port.name)) for port in model.inputs),
     )
-    by_file = {path.name: sizes}
-    return _PlacedModel(placed, {path.name: model}, by_file, by_file, model=facts)
+    return placed, {path.name: model}, {path.name: sizes}, {"model": facts}
 
 
 def _request_of(options: PlaceOptions, target: Target) -> Request:

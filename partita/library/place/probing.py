@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from partita.errors import ProviderError
 from partita.library.api import QUIET, Audience
@@ -66,18 +68,17 @@ def explain_refusal(
     """The refusal explained by experiments; unchanged without time for them, or if they are interrupted."""
     from partita.runtime.lab.probes import probe_missing_kernel, probe_not_opened, probe_refusal
 
-    def explained() -> ProviderError:
-        if isinstance(error, ChainError):
-            return probe_refusal(error, model, sizes, seconds)
-        if isinstance(error, NotOpenedError):
-            return probe_not_opened(error, model, sizes, seconds)
-        return probe_missing_kernel(error, model, sizes, seconds)
-
+    probes: dict[type, Any] = {
+        ChainError: probe_refusal,
+        NoKernelError: probe_missing_kernel,
+        NotOpenedError: probe_not_opened,
+    }
     if seconds <= 0:
         return error
     try:
         with audience.busy(TITLE):
-            return explained()
+            explained: ProviderError = probes[type(error)](error, model, sizes, seconds)
+            return explained
     except KeyboardInterrupt:
         audience.note("experiments were interrupted, so the error is based on the log only")
     except OSError as failed:
@@ -85,12 +86,23 @@ def explain_refusal(
     return error
 
 
-def package_refused(
-    error: ChainError | NoKernelError, seconds: float = REFUSAL_SECONDS, audience: Audience = QUIET
-) -> ProviderError:
-    """The refusal of a package's graph, explained within `seconds`, at most `REFUSAL_SECONDS`."""
-    refused = read_onnx(error.path)
-    return explain_refusal(error, refused, decode_sizes(refused), min(seconds, REFUSAL_SECONDS), audience)
+@contextmanager
+def refusals_explained(
+    seconds: float = REFUSAL_SECONDS,
+    audience: Audience = QUIET,
+    model: OnnxModel | None = None,
+    sizes: Mapping[str, tuple[int, ...]] | None = None,
+) -> Iterator[None]:
+    """Raise the refusal of a model with its explanation by experiments of at most `seconds`.
+
+    `model` and `sizes`: of an ONNX file; None: the refused graph of a package in a decode step.
+    """
+    try:
+        yield
+    except (ChainError, NoKernelError, NotOpenedError) as error:
+        refused = read_onnx(error.path) if model is None else model
+        sizes = decode_sizes(refused) if sizes is None else sizes
+        raise explain_refusal(error, refused, sizes, seconds, audience) from error
 
 
 def decode_sizes(model: OnnxModel) -> dict[str, tuple[int, ...]]:

@@ -81,9 +81,8 @@ def measure_support(options: SupportOptions, audience: Audience = QUIET) -> tupl
         raise ProviderError(f"{provider.name}: it could not be tested: {measured.unusable}")
     table = build_table(
         measured,
-        provider=ProviderFacts(
-            name=provider.name,
-            ort_name=provider.ort_name,
+        provider=ProviderFacts.copy_of(
+            provider,
             plugin=str(resolution.library) if resolution.library else None,
             options=dict(resolution.options),
             device=played,
@@ -165,14 +164,12 @@ def _versions(provider: Provider, opset: int | None) -> Versions:
     found = environment()
     wheels = [f"{wheel.name} {wheel.version}" for wheel in found.onnxruntime_wheels]
     wheels += [f"{name} {version}" for name, version in plugin_wheels([provider]).items()]
-    return Versions(
+    return Versions.copy_of(
+        found,
         onnxruntime=found.onnxruntime_version,
         onnxruntime_package=", ".join(wheels),
-        onnxruntime_build=found.onnxruntime_build,
         onnx=found.packages.get("onnx", ""),
         opset=opset,
-        cpu=found.cpu,
-        operating_system=found.operating_system,
     )
 
 

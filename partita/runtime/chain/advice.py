@@ -26,14 +26,11 @@ def package_facts(folder: Path, manifest: Manifest) -> PackageFacts:
         identity = sha256_of(folder / MANIFEST)
     else:
         identity = hashlib.sha256(manifest.model_dump_json(by_alias=True).encode()).hexdigest()
-    return PackageFacts(
+    return PackageFacts.copy_of(
+        graph,
         name=folder.resolve().name,
         manifest_sha256=identity,
         model_type=manifest.source.model_type,
-        attention=graph.attention,
-        precision=graph.precision,
-        batch_size=graph.batch_size,
-        max_length=graph.max_length,
         verification=verification.status,
         verification_detail=verification.detail,
         checkpoint=manifest.source.checkpoint,

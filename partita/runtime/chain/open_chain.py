@@ -23,7 +23,7 @@ from partita.observations.names import CPU
 from partita.observations.records import ChainEntry, remedy_records
 from partita.observations.text_format import plural
 from partita.providers.cuda_dry_run.stub_build import BUILD_VARIABLE, ensure_real
-from partita.providers.resolve import Failure, Resolution, explain
+from partita.providers.resolve import Failure, Resolution, explain, known_providers, resolve_one
 from partita.remedies import Remedy
 from partita.runtime.chain.advice import ALLOW_CPU, export_again_for, rows_of
 from partita.runtime.chain.compiled_graphs import open_compiled
@@ -34,11 +34,10 @@ from partita.runtime.chain.provider_state import (
     by_experiment,
     messages_of,
     no_provider_text,
-    opens,
+    opens_on,
     ort_names,
     register_plugins,
     remedy_for,
-    runs_on_cpu,
     settle,
     to_blame,
     unavailable,
@@ -106,7 +105,7 @@ def open_session(
             if blamed is None:
                 break
             reason = by_experiment(blamed, explain(blamed.provider, messages_of(failure)))
-            if pins and reason.reason == "initialisation_failed" and opens(path, active, unpinned):
+            if pins and reason.reason == "initialisation_failed" and opens_on(path, active, unpinned):
                 raise _pins_rejected(path, blamed, pins, reason) from failure.error
             chain = tuple(unavailable(entry, reason) if entry is blamed else entry for entry in chain)
             continue
@@ -118,7 +117,8 @@ def open_session(
             opened.pop_all()
         return session
     unknown = all(entry.reason in (None, "initialisation_failed") for entry in chain)
-    if failed is not None and (active or (unknown and not runs_on_cpu(path, opening))):
+    cpu = resolve_one(known_providers()["cpu"], (CPU,))
+    if failed is not None and (active or (unknown and not opens_on(path, [cpu], replace(opening, config={})))):
         providers, first = failed
         raise open_error(path, ort_names(providers), first.error, first.log) from first.error
     raise _no_provider(path, chain) from (None if failed is None else failed[1].error)

@@ -125,35 +125,30 @@ def examine(
     outcomes: list[WorkerResult] = []
     for start in range(0, len(resolutions), slots):
         with ExitStack() as stack:
-            begun = [_Examination(stack, entry, environment) for entry in resolutions[start : start + slots]]
-            outcomes += [examination.outcome(timeout_seconds) for examination in begun]
+            begun = [_begin(stack, entry, environment) for entry in resolutions[start : start + slots]]
+            outcomes += [outcome(timeout_seconds) for outcome in begun]
     return outcomes
 
 
-class _Examination:
-    """A worker process that runs one provider."""
+def _begin(
+    stack: ExitStack, resolution: Resolution | None, environment: Mapping[str, str] | None
+) -> Callable[[float], WorkerResult]:
+    """Start a worker that runs one provider; return a function that waits for its result."""
+    began, stages, ended = time.monotonic(), ["start"], list[float]()
+    worker = Worker(__name__, environment=environment, on_event=stages.append)
+    stack.callback(worker.kill)
+    future = worker.submit("examine", resolution)
+    future.add_done_callback(lambda _: ended.append(time.monotonic()))
 
-    def __init__(self, stack: ExitStack, resolution: Resolution | None, environment: Mapping[str, str] | None) -> None:
-        self.stage, self.began, self.ended = "start", time.monotonic(), 0.0
-        self.worker = Worker(__name__, environment=environment, on_event=self._reached)
-        stack.callback(self.worker.kill)
-        self.future = self.worker.submit("examine", resolution)
-        self.future.add_done_callback(self._record_end)
-
-    def _reached(self, stage: str) -> None:
-        self.stage = stage
-
-    def _record_end(self, _: object) -> None:
-        self.ended = time.monotonic()
-
-    def outcome(self, timeout_seconds: float) -> WorkerResult:
-        """The result, at most `timeout_seconds` after the start of the worker."""
+    def outcome(timeout_seconds: float) -> WorkerResult:
         found, how = None, ""
         try:
-            found = self.worker.wait(self.future, max(self.began + timeout_seconds - time.monotonic(), 0.0))
+            found = worker.wait(future, max(began + timeout_seconds - time.monotonic(), 0.0))
         except WorkerLostError as lost:
             how = f"gave no answer within {timeout_seconds:g} s" if lost.late else lost.how
-        return WorkerResult(found, self.stage, self.worker.log(), how, self.ended - self.began)
+        return WorkerResult(found, stages[-1], worker.log(), how, ended[0] - began)
+
+    return outcome
 
 
 def judge(resolution: Resolution, outcome: WorkerResult) -> Check:
@@ -163,15 +158,10 @@ def judge(resolution: Resolution, outcome: WorkerResult) -> Check:
     ort_name = str(result.get("ort_name") or resolution.provider.ort_name)
     devices = tuple(device for device in result.get("devices", ()) if device.ort_name == ort_name)
     if reason is None:
-        software = (
-            resolution.provider.software_devices
-            and result.get("hardware") not in (None, [])
-            and not ({"GPU", "NPU"} & set(result["hardware"]))
-        )
+        hardware = set(result.get("hardware") or ())
+        software = resolution.provider.software_devices and bool(hardware) and not hardware & {"GPU", "NPU"}
         return Check(resolution, True, True, devices, software, outcome.seconds, outcome.log)
-    loads = (
-        False if reason.reason in ("library_missing", "version_mismatch") else True if result.get("loaded") else None
-    )
+    loads = False if reason.reason in ("library_missing", "version_mismatch") else result.get("loaded")
     found = False if reason.reason == "device_missing" else True if devices else None
     settled = replace(
         resolution, status="unavailable", reason=reason.reason, evidence=reason.evidence, remedy=reason.remedy

@@ -24,6 +24,7 @@ from partita.providers.resolve import (
     explain,
     known_providers,
     no_device,
+    resolve_one,
 )
 from partita.providers.resolve import failure as failure_of
 from partita.remedies import Remedy, any_of
@@ -162,21 +163,18 @@ def to_blame(
         if any(re.search(each, line, re.IGNORECASE) for each in patterns for line in lines):
             return resolution
     rest = [(entry, [other for other in active if other is not entry]) for entry in others if len(others) > 1]
-    return next((entry for entry, left in rest if opens(path, left, opening)), next(iter(others), None))
+    return next((entry for entry, left in rest if opens_on(path, left, opening)), next(iter(others), None))
 
 
-def opens(path: Path, active: Sequence[Resolution], opening: Opening) -> bool:
-    """Whether ONNX Runtime opens the model on these providers, with nodes on the CPU provider allowed."""
+def opens_on(path: Path, active: Sequence[Resolution], opening: Opening) -> tuple[str, ...]:
+    """The providers that ONNX Runtime registers for the model, with nodes on the CPU provider allowed; empty if it does
+    not open.
+    """
     try:
-        open_native(path, active, replace(opening, observe=False, strict=False)).close()
+        with closing(open_native(path, active, replace(opening, observe=False, strict=False))) as session:
+            return session.registered
     except NativeFailureError:
-        return False
-    return True
-
-
-def runs_on_cpu(path: Path, opening: Opening) -> bool:
-    """Whether ONNX Runtime opens the model on the CPU provider alone."""
-    return opens(path, [Resolution(known_providers()["cpu"], "active")], replace(opening, config={}))
+        return ()
 
 
 def by_experiment(resolution: Resolution, found: Failure) -> Failure:
@@ -200,13 +198,8 @@ def by_experiment(resolution: Resolution, found: Failure) -> Failure:
 
 def starts(resolution: Resolution) -> bool:
     """Whether ONNX Runtime opens a model of one node on the provider."""
-    cpu = Resolution(known_providers()["cpu"], "active")
-    try:
-        session = open_native(START_MODEL, [resolution, cpu], Opening(model=PROBE_MODEL))
-    except NativeFailureError:
-        return False
-    with closing(session):
-        return resolution.provider.ort_name in session.registered
+    chain = [resolution, resolve_one(known_providers()["cpu"], (CPU,))]
+    return resolution.provider.ort_name in opens_on(START_MODEL, chain, Opening(model=PROBE_MODEL))
 
 
 # --- when a session is open -------------------------------------------------------------------------------------------

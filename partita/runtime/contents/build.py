@@ -45,14 +45,7 @@ from partita.package.folder import (
     sha256_of,
 )
 from partita.remedies import FROM_CHECKPOINT
-from partita.runtime.contents.modules import (
-    UNKNOWN,
-    TensorEntry,
-    Weight,
-    initializers,
-    module_precisions,
-    weights_in,
-)
+from partita.runtime.contents.modules import UNKNOWN, TensorEntry, Weight, initializers, module_precisions, weights_in
 from partita.runtime.place.model_file import all_nodes, check_external_data, data_files, parse_model
 from partita.runtime.place.onnx_model import read_port
 from partita.untrusted_files import read_json_value
@@ -180,10 +173,7 @@ def _cache(manifest: Manifest | None) -> CacheFacts | None:
 
 def _weights(read: Sequence[ReadGraph]) -> WeightFacts:
     """Stored tensors by type; a tensor shared by several graphs counts once."""
-    tensors: dict[object, TensorEntry] = {}
-    for graph in read:
-        for tensor in graph.tensors:
-            tensors.setdefault(tensor.identity, tensor)
+    tensors = {tensor.identity: tensor for graph in read for tensor in graph.tensors}
     kinds: dict[str, list[TensorEntry]] = {}
     for tensor in tensors.values():
         kinds.setdefault(tensor.dtype, []).append(tensor)

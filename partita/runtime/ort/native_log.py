@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import count
@@ -168,15 +168,19 @@ def parse_profile(text: str, runs: Sequence[tuple[str, int]]) -> tuple[tuple[Nod
     """
     from partita.observations.facts import RunWindow  # the command line imports this module before it needs pydantic
 
-    entries = _profile_entries(text)
-    timed = sorted((e for e in entries if e.get("name") == "model_run"), key=lambda e: int(e["ts"]))
+    try:
+        entries = [entry for entry in json.loads(text) if isinstance(entry, dict)]
+    except (json.JSONDecodeError, TypeError):  # ONNX Runtime up to 1.27 does not escape quotes in node names
+        return (), ()
+    programs = [str(entry.get("name")) for entry in entries if entry.get("cat") == "Api"]  # in order of execution
+    entries.sort(key=lambda entry: int(entry.get("ts", 0)))
+    timed = (entry for entry in entries if entry.get("name") == "model_run")
     windows = tuple(
         RunWindow(run=index, phase=phase, tokens=tokens, start_us=int(entry["ts"]), host_us=int(entry["dur"]))
         for index, (entry, (phase, tokens)) in enumerate(zip(timed, runs, strict=False))
     )
-    nodes = [e for e in entries if e.get("cat") == "Node" and str(e.get("name", "")).endswith(NODE_SUFFIX)]
-    events = _node_events(sorted(nodes, key=lambda e: int(e["ts"])), windows)
-    return _with_programs(events, [str(e.get("name")) for e in entries if e.get("cat") == "Api"]), windows
+    nodes = (e for e in entries if e.get("cat") == "Node" and str(e.get("name", "")).endswith(NODE_SUFFIX))
+    return _with_programs(tuple(_node_events(nodes, windows)), programs), windows
 
 
 def _with_programs(events: tuple[NodeEvent, ...], entries: Sequence[str]) -> tuple[NodeEvent, ...]:
@@ -195,15 +199,6 @@ def _with_programs(events: tuple[NodeEvent, ...], entries: Sequence[str]) -> tup
     return tuple(replace(event, programs=tuple(found.get(place, ()))) for place, event in enumerate(events))
 
 
-def _profile_entries(text: str) -> list[dict[str, Any]]:
-    """Events of a profile; empty if invalid. ONNX Runtime up to 1.27 does not escape quotes in node names."""
-    try:
-        entries = json.loads(text)
-    except json.JSONDecodeError:
-        return []
-    return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
-
-
 def unread_profile(steps: int, windows: Sequence[RunWindow]) -> tuple[str, ...]:
     """A note if the profile of successful runs contains no runs."""
     if not steps or windows:
@@ -211,39 +206,32 @@ def unread_profile(steps: int, windows: Sequence[RunWindow]) -> tuple[str, ...]:
     return ("the profile that ONNX Runtime wrote cannot be read, so times and copies between nodes are unknown",)
 
 
-def _node_events(nodes: Sequence[dict[str, Any]], windows: Sequence[RunWindow]) -> tuple[NodeEvent, ...]:
+def _node_events(nodes: Iterable[Mapping[str, Any]], windows: Sequence[RunWindow]) -> Iterator[NodeEvent]:
     """Events in order of time, each with the run in which it began."""
-    starts = [window.start_us for window in windows]
-    orders = [count() for _ in windows]
-    events = []
-    for entry in nodes:
-        run = bisect_right(starts, int(entry["ts"])) - 1
-        if run >= 0 and int(entry["ts"]) <= windows[run].start_us + windows[run].host_us:
-            events.append(_node_event(entry, run, next(orders[run])))
-    return tuple(events)
-
-
-def _node_event(entry: Mapping[str, Any], run: int, order: int) -> NodeEvent:
-    """One profile entry as a fact."""
     from partita.observations.facts import NodeEvent
 
-    arguments = entry["args"]
-    # `{"float": [1, 12]}` as float32[1,12]
-    shapes = [
-        ", ".join(f"{dtypes.usual(dtype)}[{','.join(map(str, sizes))}]" for dtype, sizes in tensor.items())
-        for tensor in arguments.get("output_type_shape", ())
-    ]
-    return NodeEvent(
-        run=run,
-        order=order,
-        name=str(entry["name"]).removesuffix(NODE_SUFFIX),
-        op_type=str(arguments.get("op_name", "")),
-        provider=str(arguments.get("provider", "")),
-        start_us=int(entry["ts"]),
-        host_us=int(entry["dur"]),
-        output_bytes=int(arguments.get("output_size", 0)),
-        output_shapes=tuple(shapes),
-    )
+    starts, orders = [window.start_us for window in windows], [count() for _ in windows]
+    for entry in nodes:
+        arguments, start = entry["args"], int(entry["ts"])
+        run = bisect_right(starts, start) - 1
+        if run < 0 or start > windows[run].start_us + windows[run].host_us:
+            continue
+        # `{"float": [1, 12]}` as float32[1,12]
+        shapes = [
+            ", ".join(f"{dtypes.usual(dtype)}[{','.join(map(str, sizes))}]" for dtype, sizes in tensor.items())
+            for tensor in arguments.get("output_type_shape", ())
+        ]
+        yield NodeEvent(
+            run=run,
+            order=next(orders[run]),
+            name=str(entry["name"]).removesuffix(NODE_SUFFIX),
+            op_type=str(arguments.get("op_name", "")),
+            provider=str(arguments.get("provider", "")),
+            start_us=start,
+            host_us=int(entry["dur"]),
+            output_bytes=int(arguments.get("output_size", 0)),
+            output_shapes=tuple(shapes),
+        )
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,14 +23,7 @@ from partita.observations.records import CpuSession
 from partita.providers.cuda_dry_run.stub_build import BUILD_VARIABLE
 from partita.providers.resolve import Resolution
 from partita.runtime.ort.binding import ON_HOST, Binding, PortMemory
-from partita.runtime.ort.buffers import (
-    HOST_MEMORY,
-    NATIVE_ERRORS,
-    Buffer,
-    device_buffer,
-    host_buffer,
-    keeper_model,
-)
+from partita.runtime.ort.buffers import HOST_MEMORY, NATIVE_ERRORS, Buffer, device_buffer, host_buffer, keeper_model
 from partita.runtime.ort.errors import ESCAPES
 from partita.runtime.ort.native_log import FATAL, WARNING, CapturedLog, RunLog, captured_output, parse_plan
 from partita.runtime.ort.registry import preload_libraries
@@ -60,17 +53,6 @@ class NativeFailureError(Exception):
     def __init__(self, error: Exception, log: tuple[str, ...]) -> None:
         super().__init__(str(error))
         self.error, self.log = error, log
-
-
-@dataclass(frozen=True, slots=True)
-class PortInfo:
-    """An input or output as declared by the session."""
-
-    name: str
-    type: str
-    """ONNX Runtime's type name: tensor(float), seq(tensor(int64)), …"""
-    shape: tuple[int | str | None, ...]
-    """Numbers, symbolic names, None for unknown sizes; empty for non-tensors."""
 
 
 class Session:
@@ -125,14 +107,14 @@ class Session:
             cleanup()
 
     @property
-    def inputs(self) -> tuple[PortInfo, ...]:
-        """Required inputs, in the order of the file."""
-        return tuple(PortInfo(port.name, port.type, tuple(port.shape or ())) for port in self._native.get_inputs())
+    def inputs(self) -> tuple[Any, ...]:
+        """ONNX Runtime's `NodeArg` of each required input, in the order of the file."""
+        return tuple(self._native.get_inputs())
 
     @property
-    def outputs(self) -> tuple[PortInfo, ...]:
-        """Outputs, in the order of the file."""
-        return tuple(PortInfo(port.name, port.type, tuple(port.shape or ())) for port in self._native.get_outputs())
+    def outputs(self) -> tuple[Any, ...]:
+        """`NodeArg` of each output, in the order of the file."""
+        return tuple(self._native.get_outputs())
 
     def seconds_of_run(self, feeds: Mapping[str, Any]) -> float:
         """Seconds of the fastest run within `TIMED_SECONDS`. Raises ONNX Runtime's exceptions."""

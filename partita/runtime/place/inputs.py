@@ -35,6 +35,14 @@ GIVE_SIZES = Remedy("add them, as in", options=("{sizes}",))
 Shape = tuple[int, ...]
 
 
+def read_inputs(
+    ports: Sequence[ModelPort], sizes: Mapping[str, int | Sequence[int]], files: Mapping[str, PathText]
+) -> tuple[dict[str, Shape], dict[str, npt.NDArray[Any]]]:
+    """The shape of every input, and the values from files. Raises UsageError."""
+    values = read_values(ports, files)
+    return input_shapes(ports, sizes, {name: array.shape for name, array in values.items()}), values
+
+
 def read_values(ports: Sequence[ModelPort], files: Mapping[str, PathText]) -> dict[str, npt.NDArray[Any]]:
     """The arrays for these inputs from files; bfloat16 as uint16.
 
@@ -72,14 +80,12 @@ def input_shapes(
     ports: Sequence[ModelPort],
     sizes_by_name: Mapping[str, int | Sequence[int]],
     given: Mapping[str, Shape] | None = None,
-    *,
-    files: Mapping[str, PathText] | None = None,
 ) -> dict[str, Shape]:
     """The shape of every input, from the file and the user's options.
 
-    `sizes_by_name`: sizes of inputs or symbols; `given`: shapes of values; `files`: paths of these values. Raises
-    UsageError for an unknown name, for sizes that conflict with the file or each other, and for a missing size. Inputs
-    whose values cannot be generated need no sizes.
+    `sizes_by_name`: sizes of inputs or symbols; `given`: shapes of values. Raises UsageError for an unknown
+    name, for sizes that conflict with the file or each other, and for a missing size. Inputs whose values cannot be
+    generated need no sizes.
     """
     by_name = {port.name: port for port in ports}
     symbols = {size for port in ports for size in port.shape or () if isinstance(size, str)}
@@ -103,8 +109,7 @@ def input_shapes(
             known += f"; symbolic sizes are {listing(sorted(symbols))}" if symbols else ""
             raise UsageError(f"{source}: {name!r} is neither an input nor a symbolic size; {known}")
     for name, shape in (given or {}).items():
-        file = (files or {}).get(name)
-        source = f"`inputs={size_text(name, shape) if file is None else f'{name}={os.fspath(file)}'}`"
+        source = f"`inputs={name}`"
         if name in shapes:
             raise UsageError(f"{source}: {name} has a shape in `shapes`, too; set it once")
         shapes[name] = _fitted_shape(source, by_name[name], shape, sizes, what="array")

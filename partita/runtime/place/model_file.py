@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from partita import dtypes
 from partita.diagnosis.naming import module_in
@@ -216,19 +216,12 @@ def _fields(kind: Descriptor) -> tuple[tuple[str, bool, bool], ...]:
 
 def all_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     """Every tensor stored in the file: initializers and attributes, including subgraphs and functions."""
-    yield from _initializers(model.graph)
-    for root in (model.graph, *model.functions):
-        for node in all_nodes(root):
-            for attribute in node.attribute:
-                yield from (attribute.t, *attribute.tensors)
-            for body in subgraphs_of(node):
-                yield from _initializers(body)
-
-
-def _initializers(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    yield from graph.initializer
-    for sparse in graph.sparse_initializer:
-        yield from (sparse.values, sparse.indices)
+    for scope in (scope for root in (model.graph, *model.functions) for scope in all_graphs(root)):
+        yield from getattr(scope, "initializer", ())  # a function has none
+        for sparse in getattr(scope, "sparse_initializer", ()):
+            yield from (sparse.values, sparse.indices)
+        for attribute in (attribute for node in scope.node for attribute in node.attribute):
+            yield from (attribute.t, *attribute.tensors)
 
 
 def subgraphs_of(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
@@ -241,14 +234,12 @@ def subgraphs_of(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
 
 def all_nodes(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
     """Every node of a graph or a function, then those of its subgraphs."""
-    yield from graph.node
-    for node in graph.node:
-        for body in subgraphs_of(node):
-            yield from all_nodes(body)
+    for scope in all_graphs(graph):
+        yield from scope.node
 
 
-def all_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """A graph and its subgraphs, at any depth."""
+def all_graphs(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[Any]:
+    """A graph or a function, and its subgraphs at any depth."""
     yield graph
     for node in graph.node:
         for body in subgraphs_of(node):

@@ -10,7 +10,7 @@ import math
 import re
 import time
 import traceback
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,7 +29,7 @@ from partita.observations.text_format import listing, plural
 from partita.package.folder import Manifest
 from partita.process import peak_rss_bytes, rss_bytes
 from partita.providers.base import Provider
-from partita.providers.resolve import Resolution, known_providers, resolve
+from partita.providers.resolve import Resolution, parse_chain, resolve
 from partita.remedies import Remedy
 from partita.runtime.chain.cpu_settings import will_repeat
 from partita.runtime.chain.open_chain import open_session
@@ -47,7 +47,7 @@ from partita.runtime.ort.native_log import parse_profile, unread_profile
 from partita.runtime.ort.registry import available_ort_names, model_compatibility
 from partita.runtime.ort.session import NativeFailureError, Session, open_native
 from partita.runtime.place.inputs import SEED, Shape, check_free_memory, make_values, not_generated
-from partita.runtime.place.onnx_model import ModelPort, OnnxModel
+from partita.runtime.place.onnx_model import OnnxModel
 from partita.runtime.time_limit import LateError, in_time, is_still_running
 
 PHASE = "run"
@@ -75,14 +75,7 @@ class RunInterruptedError(GenerationError):
 
 
 class RunLateError(GenerationError):
-    """A run did not end within the time limit. `given`: inputs with values from the user."""
-
-    def __init__(self, model: OnnxModel, seconds: float, given: Collection[str]) -> None:
-        super().__init__(
-            f"{model.path}: a run on {_values_origin(model, given)} did not end within {seconds:g} s; the "
-            "node placement is valid, but measurements are missing; set other values with "
-            "`inputs=NAME=FILE.npy`, or a longer limit with `run_seconds`"
-        )
+    """A run did not end within the time limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,12 +135,10 @@ def place_model(model: OnnxModel, shapes: Mapping[str, Shape], opening: OpenOpti
         lacking = [f"{port.name} is {kind}" for port in model.inputs if (kind := not_generated(port))]
         missing = "not run, so measurements are missing: no values can be generated for inputs: "
         not_run = (f"{missing}{listing(lacking)}",) if lacking else ()
-        crashed = opening.crashed.get(RUN)
-        runs = 0 if not_run or crashed else opening.runs
-        steps, error, ports, hangs = _run_model(model, shapes, session, replace(opening, runs=runs))
-        error = error or (_crashed_error(model, crashed, opening.values) if crashed else None)
+        made = FileRun(model, session, opening)
+        made.run(shapes, 0 if not_run or RUN in opening.crashed else opening.runs)
         profile = session.end_profiling()
-        events, windows = parse_profile(profile, [(PHASE, 0)] * len(steps)) if profile else ((), ())
+        events, windows = parse_profile(profile, [(PHASE, 0)] * len(made.steps)) if profile else ((), ())
         seen = session_facts(
             session,
             session.resolutions,
@@ -155,99 +146,178 @@ def place_model(model: OnnxModel, shapes: Mapping[str, Shape], opening: OpenOpti
             inner=model.subgraph_nodes,
             file=model.path.name,
             phases=(PHASE,),
-            ports=ports,
+            ports=made.ports,
             events=events,
             runs=windows,
         )
         compiled = model_compatibility({entry.key: entry.value for entry in model.proto.metadata_props})
-        about_runs = run_notes(len(steps), opening.runs, error, hangs=hangs)
-        notes = (*model.notes, *compiled, *session.notes, *not_run, *about_runs)
+        about_runs = run_notes(len(made.steps), opening.runs, made.error, hangs=made.hangs)
+        unread = () if made.hangs else unread_profile(len(made.steps), seen.runs)
         facts = RunFacts(
             sessions=(seen,),
-            states=(),
-            steps=steps,
-            memory=_memory(model, before, after),
-            tokenizer_load_seconds=0.0,
-            first_token_seconds=None,
-            prompt_tokens=0,
-            new_tokens=0,
-            finish_reason=None,
-            interruptions=("runs",) if isinstance(error, RunInterruptedError) else (),
-            notes=notes if hangs else (*notes, *unread_profile(len(steps), seen.runs)),
+            steps=tuple(made.steps),
+            memory=Memory(
+                weight_bytes=model.weight_bytes,
+                cache_bytes=0,
+                rss_before_load_bytes=before,
+                rss_after_load_bytes=after,
+                peak_rss_bytes=max(peak_rss_bytes(), before, after),
+            ),
+            interruptions=("runs",) if isinstance(made.error, RunInterruptedError) else (),
+            notes=(*model.notes, *compiled, *session.notes, *not_run, *about_runs, *unread),
         )
-        if isinstance(error, RunLateError) and steps:
-            error = None
-        if not hangs:  # a second session could wait for a run that does not end
+        error = None if isinstance(made.error, RunLateError) and made.steps else made.error
+        if not made.hangs:  # a second session could wait for a run that does not end
             facts = with_graphs(facts, (session,), error)
         return PlacementFacts(facts, session.resolutions, error)
 
 
-def _memory(model: OnnxModel, before: int, after: int) -> Memory:
-    """Memory of the process, with its resident bytes before and after the session was opened."""
-    return Memory(
-        weight_bytes=model.weight_bytes,
-        cache_bytes=0,
-        rss_before_load_bytes=before,
-        rss_after_load_bytes=after,
-        peak_rss_bytes=max(peak_rss_bytes(), before, after),
-    )
+@dataclass
+class FileRun:
+    """Runs of an ONNX file on given or generated inputs in host memory."""
 
-
-def _crashed_error(model: OnnxModel, how: str, given: Collection[str]) -> GenerationError:
-    """The error for a run that crashed in an earlier process."""
-    return GenerationError(
-        f"{model.path}: {how}, on {_values_origin(model, given)}; the model opens without a run, so the "
-        "node placement is valid; set other values with `inputs=NAME=FILE.npy`"
-    )
-
-
-def _run_model(
-    model: OnnxModel, shapes: Mapping[str, Shape], session: Session, opening: OpenOptions
-) -> tuple[tuple[StepFact, ...], PartitaError | None, tuple[PortFact, ...], bool]:
-    """Run on given or generated inputs within the time limit: complete runs, the error of the next, ports, and whether
-    it still runs.
-
-    Inputs are bound before every run, as with new data, so that each run includes the copy to a device. The binding is
-    released before the session, because device values that outlive their session crash WebGPU.
-    """
-    binding = session.binding()
-    rng = np.random.default_rng(SEED)
-    steps: list[StepFact] = []
-    buffers: dict[str, Buffer] = {}
+    model: OnnxModel
+    session: Session
+    opening: OpenOptions
+    steps: list[StepFact] = field(default_factory=list)
+    """Complete runs."""
     error: PartitaError | None = None
+    """The error of the run after them."""
+    ports: tuple[PortFact, ...] = ()
+    hangs: bool = False
+    """Whether a run is still running."""
 
-    def step() -> None:
-        began = time.perf_counter()
-        for name, buffer in buffers.items():
-            binding.bind_input(name, buffer)
-        bound = time.perf_counter()
-        binding.run()
-        steps.append(StepFact(PHASE, 0, time.perf_counter() - bound, bound - began, observed=True))
+    def run(self, shapes: Mapping[str, Shape], runs: int) -> None:
+        """Run on inputs of these shapes, within the time limit.
 
-    try:
-        for port in model.inputs if opening.runs else ():
-            buffers[port.name] = filled_buffer(port, shapes[port.name], opening, rng)
-        for name in model.outputs:
-            binding.bind_fresh_output(name)
-        until = time.monotonic() + opening.run_seconds
-        for _ in range(opening.runs):
-            with session.listening(PHASE):
-                in_time(step, binding.stop, until - time.monotonic())
-    except KeyboardInterrupt:
-        error = RunInterruptedError(model.path)
-    except LateError:
-        error = RunLateError(model, opening.run_seconds, opening.values)
-    except RUN_ERRORS as failed:
-        error = failed
-    if hangs := is_still_running(step):
-        session.profiling = False  # `close` will not wait for the run or read its profile
-    ports = _port_facts(model, session, binding, ran=bool(steps) and not hangs)
-    release_frames(error)
-    if isinstance(error, ResourceError) and error.remedy == SHORTER:  # an ONNX file has no cache to shorten
-        error = ResourceError(error.message, remedy=SMALLER_INPUTS)
-    elif error is not None and not isinstance(error, ResourceError | RunInterruptedError | RunLateError):
-        error = failed_run_error(model, session, error, opening.values, lambda: _runs_on_cpu(model, session, binding))
-    return tuple(steps), error, ports, hangs
+        Inputs are bound before every run, as with new data, so that each run includes the copy to a device. The binding
+        is released before the session, because device values that outlive their session crash WebGPU.
+        """
+        binding, path = self.session.binding(), self.model.path
+        buffers: dict[str, Buffer] = {}
+
+        def step() -> None:
+            began = time.perf_counter()
+            for name, buffer in buffers.items():
+                binding.bind_input(name, buffer)
+            bound = time.perf_counter()
+            binding.run()
+            self.steps.append(StepFact(PHASE, 0, time.perf_counter() - bound, bound - began, observed=True))
+
+        if crash := self.opening.crashed.get(RUN):
+            self.error = GenerationError(
+                f"{path}: {crash}, on {self._values()}; the model opens without a run, so the node placement is valid; "
+                "set other values with `inputs=NAME=FILE.npy`"
+            )
+        try:
+            if runs:
+                buffers.update(self._inputs(shapes))
+            for name in self.model.outputs:
+                binding.bind_fresh_output(name)
+            until = time.monotonic() + self.opening.run_seconds
+            for _ in range(runs):
+                with self.session.listening(PHASE):
+                    in_time(step, binding.stop, until - time.monotonic())
+        except KeyboardInterrupt:
+            self.error = RunInterruptedError(path)
+        except LateError:
+            self.error = RunLateError(
+                f"{path}: a run on {self._values()} did not end within {self.opening.run_seconds:g} s; the node "
+                "placement is valid, but measurements are missing; set other values with `inputs=NAME=FILE.npy`, or a "
+                "longer limit with `run_seconds`"
+            )
+        except RUN_ERRORS as failed:
+            self.error = self._error_of(failed, binding)
+        release_frames(self.error)
+        if is_still_running(step):
+            self.hangs, self.session.profiling = True, False  # `close` will not wait for the run or read its profile
+        self.ports = self._port_facts(binding)
+
+    def _inputs(self, shapes: Mapping[str, Shape]) -> Iterator[tuple[str, Buffer]]:
+        """Buffers of the inputs, with their values; in a dry run, generated floats are untouched zeros."""
+        rng = np.random.default_rng(SEED)
+        for port in self.model.inputs:
+            shape, values = shapes[port.name], self.opening.values.get(port.name)
+            buffer = host_buffer(shape, port.dtype)
+            if values is not None or not self.opening.dry_run or not dtypes.is_float(port.dtype):
+                buffer.host[...] = make_values(port, shape, rng) if values is None else values
+            yield port.name, buffer
+
+    def _values(self) -> str:
+        """The origin of the input values, for a message."""
+        given = self.opening.values
+        generated = [port.name for port in self.model.inputs if port.name not in given]
+        if not given:
+            return "generated inputs"
+        values = f"the given values of {listing(given)}"
+        return f"{values} and generated values of {listing(generated)}" if generated else values
+
+    def _port_facts(self, binding: Binding) -> tuple[PortFact, ...]:
+        """Required memory of inputs and outputs; all are bound in host memory."""
+        memory = self.session.required_memory
+        sizes: dict[str, int | None] = {name: buffer.size_bytes for name, buffer in binding.buffers.items()}
+        shapes = binding.output_shapes() if self.steps and not self.hangs else {}
+        for port in self.session.outputs if shapes else ():
+            element, shape = port.type.removeprefix("tensor(").removesuffix(")"), shapes[port.name]
+            if shape is None or dtypes.bits_of(element) is None:  # a sequence, or strings
+                sizes[port.name] = None
+            else:
+                sizes[port.name] = dtypes.size_bytes(element, shape)
+        named = [("input", port.name) for port in self.model.inputs] + [("output", name) for name in self.model.outputs]
+        return tuple(
+            PortFact(name, direction, direction, memory[name], HOST_MEMORY, sizes.get(name))
+            for direction, name in named
+            if name in memory
+        )
+
+    def _error_of(self, error: PartitaError, binding: Binding) -> PartitaError:
+        """The error of a failed run: of a provider if the CPU provider runs the same inputs, else of the inputs.
+
+        If that is unknown, it is of the provider if the message is about a node of it, and not about sizes.
+        """
+        release_frames(error)
+        if isinstance(error, ResourceError):  # an ONNX file has no cache to shorten
+            return ResourceError(error.message, remedy=SMALLER_INPUTS) if error.remedy == SHORTER else error
+        text = one_line(str(error.__cause__ or error))
+        active = [entry.provider for entry in self.session.resolutions if entry.status == "active"]
+        others = [provider.ort_name for provider in active if provider.ort_name != CPU]
+        found = NODE_FAILED.search(text)
+        listed = {node.name: node.provider for node in self.session.assigned()}
+        failing = (listed.get(found[2]) if found else None) or (others[0] if others else CPU)
+        what, message = (f"node {found[2]!r} ({found[1]})", found[3]) if found else ("the model", text)
+        on_cpu = self._runs_on_cpu(binding) if others else False
+        converted: PartitaError
+        if on_cpu or (on_cpu is None and found and failing != CPU and not SIZES.search(message)):
+            known = ", and the CPU provider can" if on_cpu else ""
+            if failing == CPU:  # with values that another provider computed
+                failing, known = others[0], f" without a failure of {what}; on the CPU provider alone it runs"
+                what = "the model"
+            rest = [provider.name for provider in active if provider.ort_name != failing]
+            converted = ProviderError(
+                f"{failing} cannot run {what}{known}: {message}",
+                path=self.model.path,
+                remedy=WITHOUT_PROVIDER.filled(chain=",".join(rest) or "cpu"),
+            )
+        elif isinstance(error, ProviderError):
+            converted = ProviderError(f"{self.model.path}: a run failed: {text}; use another provider")
+        else:
+            converted = GenerationError(f"{self.model.path}: a run on {self._values()} failed: {text}; {OTHER_INPUTS}")
+        converted.__cause__ = error.__cause__
+        return converted
+
+    def _runs_on_cpu(self, binding: Binding) -> bool | None:
+        """Whether the CPU provider runs the model on the bound inputs; None if unknown, also for large weights."""
+        if self.model.weight_bytes > COPIED_BYTES:
+            return None
+        opening = replace(self.session.opening, observe=False, strict=False, config={})
+        try:
+            other = open_native(self.model.path, resolve(parse_chain("cpu"), (CPU,)), opening)
+        except NativeFailureError:
+            return None
+        with closing(other), suppress(TypeError, ValueError):  # an input of a type that numpy lacks
+            outputs, _ = other.run_once({port.name: binding.buffers[port.name].host for port in self.model.inputs})
+            return outputs is not None
+        return None
 
 
 def release_frames(error: BaseException | None) -> None:
@@ -256,56 +326,6 @@ def release_frames(error: BaseException | None) -> None:
         traceback.clear_frames(error.__traceback__)
         error.__traceback__ = None
         error = error.__cause__ or error.__context__
-
-
-def failed_run_error(
-    model: OnnxModel,
-    session: Session,
-    error: PartitaError,
-    given: Collection[str],
-    runs_on_cpu: Callable[[], bool | None],
-) -> PartitaError:
-    """The error of a failed run: of a provider if the CPU provider runs the same inputs, else of the inputs.
-
-    If that is unknown, it is of the provider if the message is about a node of it, and not about sizes. `given`: inputs
-    with values from the user. `runs_on_cpu`: whether the CPU provider runs the model on them; None: unknown.
-    """
-    text = one_line(str(error.__cause__ or error))
-    active = [entry.provider for entry in session.resolutions if entry.status == "active"]
-    others = [provider.ort_name for provider in active if provider.ort_name != CPU]
-    found = NODE_FAILED.search(text)
-    listed = {node.name: node.provider for node in session.assigned()}
-    failing = (listed.get(found[2]) if found else None) or (others[0] if others else CPU)
-    what, message = (f"node {found[2]!r} ({found[1]})", found[3]) if found else ("the model", text)
-    on_cpu = runs_on_cpu() if others else False
-    converted: PartitaError
-    if on_cpu or (on_cpu is None and found and failing != CPU and not SIZES.search(message)):
-        known = ", and the CPU provider can" if on_cpu else ""
-        if failing == CPU:  # with values that another provider computed
-            failing, known = others[0], f" without a failure of {what}; on the CPU provider alone it runs"
-            what = "the model"
-        rest = [provider.name for provider in active if provider.ort_name != failing]
-        converted = ProviderError(
-            f"{failing} cannot run {what}{known}: {message}",
-            path=model.path,
-            remedy=WITHOUT_PROVIDER.filled(chain=",".join(rest) or "cpu"),
-        )
-    elif isinstance(error, ProviderError):
-        converted = ProviderError(f"{model.path}: a run failed: {text}; use another provider")
-    else:
-        values = _values_origin(model, given)
-        converted = GenerationError(f"{model.path}: a run on {values} failed: {text}; {OTHER_INPUTS}")
-    converted.__cause__ = error.__cause__
-    return converted
-
-
-def _values_origin(model: OnnxModel, given: Collection[str]) -> str:
-    """The origin of the input values, for a message."""
-    generated = [port.name for port in model.inputs if port.name not in given]
-    if not given:
-        return "generated inputs"
-    values = f"the given values of {listing(given)}"
-    return f"{values} and generated values of {listing(generated)}" if generated else values
 
 
 def run_notes(done: int, runs: int, error: PartitaError | None, *, hangs: bool = False) -> tuple[str, ...]:
@@ -318,50 +338,6 @@ def run_notes(done: int, runs: int, error: PartitaError | None, *, hangs: bool =
         late = f"run {done + 1} of {runs} exceeded the time limit, so the measurements are of {plural(done, 'run')}"
         return (f"{late}{lost if hangs else ''}",)
     return (f"run {done + 1} of {runs} {how}, so measurements of complete runs are missing: {error}",)
-
-
-def _runs_on_cpu(model: OnnxModel, session: Session, binding: Binding) -> bool | None:
-    """Whether the CPU provider runs the model on the bound inputs; None if unknown, also for large weights."""
-    if model.weight_bytes > COPIED_BYTES:
-        return None
-    cpu = Resolution(known_providers()["cpu"], "active")
-    try:
-        other = open_native(model.path, [cpu], replace(session.opening, observe=False, strict=False, config={}))
-    except NativeFailureError:
-        return None
-    with closing(other), suppress(TypeError, ValueError):  # an input of a type that numpy lacks
-        outputs, _ = other.run_once({port.name: binding.buffers[port.name].host for port in model.inputs})
-        return outputs is not None
-    return None
-
-
-def filled_buffer(port: ModelPort, shape: Shape, opening: OpenOptions, rng: np.random.Generator) -> Buffer:
-    """The buffer of an input in host memory, with its values."""
-    values, buffer = opening.values.get(port.name), host_buffer(shape, port.dtype)
-    if values is None and opening.dry_run and dtypes.is_float(port.dtype):
-        return buffer
-    buffer.host[...] = make_values(port, shape, rng) if values is None else values
-    return buffer
-
-
-def _port_facts(model: OnnxModel, session: Session, binding: Binding, *, ran: bool) -> tuple[PortFact, ...]:
-    """Required memory of inputs and outputs; all are bound in host memory."""
-    memory = session.required_memory
-    sizes: dict[str, int | None] = {name: buffer.size_bytes for name, buffer in binding.buffers.items()}
-    if ran:
-        shapes = binding.output_shapes()
-        for port in session.outputs:
-            element, shape = port.type.removeprefix("tensor(").removesuffix(")"), shapes[port.name]
-            if shape is None or dtypes.bits_of(element) is None:  # a sequence, or strings
-                sizes[port.name] = None
-            else:
-                sizes[port.name] = dtypes.size_bytes(element, shape)
-    named = [("input", port.name) for port in model.inputs] + [("output", name) for name in model.outputs]
-    return tuple(
-        PortFact(name, direction, direction, memory[name], HOST_MEMORY, sizes.get(name))
-        for direction, name in named
-        if name in memory
-    )
 
 
 def place_package(folder: Path, opening: OpenOptions, manifest: Manifest | None = None) -> PlacementFacts:

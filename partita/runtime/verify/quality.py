@@ -8,7 +8,7 @@ other tokens as one, so it is a lower bound (log sum inequality).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,15 +19,14 @@ import numpy.typing as npt
 
 from partita.dtypes import EXACT, PRECISIONS
 from partita.errors import GenerationError, PackageError
-from partita.package.folder import KNOWN_ANSWER, QUALITY, Manifest, read_manifest
+from partita.package.folder import KNOWN_ANSWER, QUALITY, Manifest
 from partita.package.records import Evaluation, Verification
 from partita.providers.base import Provider
-from partita.providers.resolve import Resolution
 from partita.remedies import FROM_CHECKPOINT
-from partita.runtime.chain.pins import Pin
 from partita.runtime.generate.loop import serve
 from partita.runtime.generate.request import Request
 from partita.runtime.generate.runner import Runner
+from partita.runtime.verify.comparison import Logits
 from partita.runtime.verify.replay import open_briefly, read_known_answer, replay_opened, used_providers
 
 LARGEST_LOSS = 709.0
@@ -35,7 +34,6 @@ LARGEST_LOSS = 709.0
 SCORE_CHUNK_TOKENS = 128
 """Prefill chunk in tokens; the logits of a chunk are in memory at once."""
 
-Logits = npt.NDArray[np.float32]
 OnLogits = Callable[[int, int, Logits], object]
 """Called with the number of a window, a 0-based position in it, and the logits [vocab] after it."""
 
@@ -80,8 +78,7 @@ class Scorer:
 
     def replay(self, manifest: Manifest) -> Verification:
         """Replay the known answer of the package; see `replay`."""
-        folder = self.runner.folder
-        return replay_opened(folder, manifest, self.runner, read_known_answer(folder, KNOWN_ANSWER))
+        return replay_opened(manifest, self.runner, read_known_answer(self.runner.folder, KNOWN_ANSWER))
 
     def score(self, windows: Sequence[Sequence[int]], on_logits: OnLogits) -> None:
         """Run windows [up to `rows`][L] of one length and call the listener with the logits after each token.
@@ -135,45 +132,30 @@ def open_scorer(
         yield Scorer(runner)
 
 
-def evaluate(
-    folder: Path,
-    chain: Sequence[Provider],
-    *,
-    threads: int | None = None,
-    manifest: Manifest | None = None,
-    options: Mapping[str, Mapping[str, str]] | None = None,
-    pins: Sequence[Pin] = (),
-    on_chain: Callable[[Sequence[Resolution]], object] = len,
-) -> Evaluation:
-    """Run the package's text on the providers of `chain` and compare it with the source model's figures.
+def evaluate(runner: Runner, original: SourceFigures) -> Evaluation:
+    """Run the package's text and compare it with the source model's figures.
 
-    `on_chain` is called with the state of the chain. Raises PackageError when the package has no figures,
-    ProviderError, ResourceError, or GenerationError when a run fails.
+    Raises ProviderError, ResourceError, or GenerationError when a run fails.
     """
-    original = _read_figures(folder, manifest)
-    likely, shares = original.likely, original.shares
+    scorer, likely, shares = Scorer(runner), original.likely, original.shares
     losses, divergence = (np.full(original.losses.shape, np.nan) for _ in range(2))
     agrees = np.zeros(original.losses.shape, np.bool_)
-    with open_briefly(folder, chain, threads=threads, manifest=manifest, options=options, pins=pins) as runner:
-        on_chain(runner.resolutions)
-        scorer = Scorer(runner)
-        for first in range(0, len(original.windows), scorer.rows):
+    for first in range(0, len(original.windows), scorer.rows):
 
-            def measure(row: int, position: int, logits: Logits, first: int = first) -> None:
-                window = first + row
-                losses[window, position] = loss(logits, int(original.windows[window, position + 1]))
-                agrees[window, position] = int(logits.argmax()) == int(original.top_tokens[window, position])
-                if likely is not None and shares is not None:
-                    known = likely[window, position], shares[window, position]
-                    divergence[window, position] = divergence_at_least(logits, *known)
+        def measure(row: int, position: int, logits: Logits, first: int = first) -> None:
+            window = first + row
+            losses[window, position] = loss(logits, int(original.windows[window, position + 1]))
+            agrees[window, position] = int(logits.argmax()) == int(original.top_tokens[window, position])
+            if likely is not None and shares is not None:
+                known = likely[window, position], shares[window, position]
+                divergence[window, position] = divergence_at_least(logits, *known)
 
-            scorer.score(original.windows[first : first + scorer.rows, :-1].tolist(), measure)
-        provider = scorer.provider
+        scorer.score(original.windows[first : first + scorer.rows, :-1].tolist(), measure)
     measured = ~np.isnan(losses) & ~np.isnan(original.losses)
     perplexity = _perplexity(float(losses[measured].mean()))
     original_perplexity = _perplexity(float(original.losses[measured].astype(np.float64).mean()))
     return Evaluation(
-        provider=provider,
+        provider=scorer.provider,
         tokens=int(measured.sum()),
         perplexity=perplexity,
         original_perplexity=original_perplexity,
@@ -215,13 +197,12 @@ def divergence_at_least(logits: Logits, tokens: npt.NDArray[np.int64], shares: n
     return float((shares[there] * (np.log(shares[there]) - ours[there])).sum())
 
 
-def _read_figures(folder: Path, manifest: Manifest | None) -> SourceFigures:
+def read_figures(folder: Path, manifest: Manifest) -> SourceFigures:
     """Read quality.safetensors. Raises PackageError when it is missing or damaged."""
     from safetensors import SafetensorError, safe_open
 
     path = folder / QUALITY
     if not path.is_file():
-        manifest = manifest or read_manifest(folder)
         if manifest.foreign is not None:
             raise PackageError(f"{folder}: it has no {QUALITY}, because Partita did not export it")
         if PRECISIONS[manifest.graph.precision] is not EXACT:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,8 @@ from partita.observations.text_format import plural
 from partita.package.folder import KNOWN_ANSWER, Manifest, path_inside, read_manifest
 from partita.package.records import SmokeRecord, Verification
 from partita.providers.base import Provider
-from partita.providers.resolve import Resolution
 from partita.remedies import FROM_CHECKPOINT
 from partita.runtime.chain.open_chain import idle_providers
-from partita.runtime.chain.pins import Pin
 from partita.runtime.generate.feeds import port_by_role
 from partita.runtime.generate.loop import serve
 from partita.runtime.generate.planner import Policy, one_row_first, one_token_first, prompts_first
@@ -67,13 +64,12 @@ class KnownAnswer:
         return int(self.tokens[min(len(history) - len(self.prompt), len(self.tokens) - 1)])
 
 
-@contextmanager
-def open_briefly(folder: Path, chain: Sequence[Provider], **opening: Any) -> Iterator[Runner]:
+def open_briefly(folder: Path, chain: Sequence[Provider], **opening: Any) -> Runner:
     """Open a package for a few runs, which do not repay the move of its weights into huge pages; see `load_runner`."""
-    with load_runner(folder, tuple(chain), **opening) as runner:
-        for entry in runner.graphs:
-            entry.session.later = None
-        yield runner
+    runner = load_runner(folder, tuple(chain), **opening)
+    for entry in runner.graphs:
+        entry.session.later = None
+    return runner
 
 
 def replay(
@@ -84,38 +80,33 @@ def replay(
     tolerance: float | None = None,
     manifest: Manifest | None = None,
     options: Mapping[str, Mapping[str, str]] | None = None,
-    pins: Sequence[Pin] = (),
-    on_chain: Callable[[Sequence[Resolution]], object] = len,
-    answers: Path | None = None,
 ) -> Verification:
     """Replay the reference logits of the package in `folder` on the providers of `chain`.
 
     Every row of the batch is compared: with the whole prompt, in chunks, then token by token; in a batch also with
     prompts of different lengths, and single rows if the graphs support fewer rows. `tolerance`: maximum relative error;
     None: that of the package's precision. `manifest`: of a package without a manifest file yet. `options`: by provider
-    name. `on_chain` is called with the state of the chain. `answers`: folder of the reference logits, if not in the
-    package. The result is `unverified`, with the first difference as its detail, if something differs. Raises
+    name. The result is `unverified`, with the first difference as its detail, if something differs. Raises
     PackageError, ProviderError, ResourceError, or GenerationError when a run fails.
     """
-    answer = read_known_answer(answers or folder, KNOWN_ANSWER)
+    answer = read_known_answer(folder, KNOWN_ANSWER)
     manifest = manifest or read_manifest(folder)
-    with open_briefly(folder, chain, threads=threads, manifest=manifest, options=options, pins=pins) as runner:
-        on_chain(runner.resolutions)
-        return replay_opened(folder, manifest, runner, answer, tolerance)
+    with open_briefly(folder, chain, threads=threads, manifest=manifest, options=options) as runner:
+        return replay_opened(manifest, runner, answer, tolerance)
 
 
 def replay_opened(
-    folder: Path, manifest: Manifest, runner: Runner, answer: KnownAnswer, tolerance: float | None = None
+    manifest: Manifest, runner: Runner, answer: KnownAnswer, tolerance: float | None = None
 ) -> Verification:
     """Replay the reference logits on an opened package; see `replay`."""
-    _check_answer(folder, answer, runner)
+    _check_answer(answer, runner)
     limit = manifest.tolerance if tolerance is None else tolerance
     replaying = _Replay(runner, answer, limit)
     compared = replaying.compare()
     for record in manifest.switchable:
         if record.known_answer is not None:
-            adapted = read_known_answer(folder, record.known_answer)
-            _check_answer(folder, adapted, runner, record.known_answer)
+            adapted = read_known_answer(runner.folder, record.known_answer)
+            _check_answer(adapted, runner, record.known_answer)
             runner.use_adapters(record.name)
             try:
                 compared += _Replay(runner, adapted, limit, replaying.ran).compare(record.name)
@@ -343,13 +334,13 @@ def read_known_answer(folder: Path, name: str) -> KnownAnswer:
         raise PackageError(f"{path}: damaged ({error})", remedy=FROM_CHECKPOINT) from error
 
 
-def _check_answer(folder: Path, answer: KnownAnswer, runner: Runner, name: str = KNOWN_ANSWER) -> None:
+def _check_answer(answer: KnownAnswer, runner: Runner, name: str = KNOWN_ANSWER) -> None:
     """Raise PackageError when the reference logits do not belong to this package."""
     count, steps, vocab = len(answer.prompt), len(answer.tokens), runner.contract.vocab_size
     shapes = answer.prefill_logits.shape[1:] == (vocab,) and answer.decode_logits.shape == (steps, vocab)
     if not shapes or not 0 < len(answer.prefill_logits) <= count or count + steps > runner.contract.max_length:
         raise PackageError(
-            f"{folder / name}: does not belong to this package: its shapes do not match", remedy=FROM_CHECKPOINT
+            f"{runner.folder / name}: does not belong to this package: its shapes do not match", remedy=FROM_CHECKPOINT
         )
 
 

@@ -25,7 +25,8 @@ from partita.package.folder import QUALITY, check_files, read_manifest
 from partita.package.records import Verification
 from partita.providers.resolve import parse_chain
 from partita.runtime.chain.advice import package_facts
-from partita.runtime.verify.quality import divergence_at_least, evaluate
+from partita.runtime.generate.runner import load_runner
+from partita.runtime.verify.quality import divergence_at_least, evaluate, read_figures
 from tests.conftest import Exported, TinyCheckpoint
 
 
@@ -75,7 +76,7 @@ def test_fp32_package_has_no_quality(tiny_checkpoint: TinyCheckpoint, exported: 
     manifest = read_manifest(package)
     assert manifest.quality is None and quality_texts(manifest) == [] and not (package / QUALITY).exists()
     with pytest.raises(PackageError, match="quality is not measured for fp32 packages"):
-        evaluate(package, parse_chain("cpu"))
+        read_figures(package, manifest)
 
 
 def test_unmeasured_package_reports_missing_quality(half: Path, own_copy: Callable[[Path], Path]) -> None:
@@ -89,11 +90,13 @@ def test_unmeasured_package_reports_missing_quality(half: Path, own_copy: Callab
     package = own_copy(half)
     (package / QUALITY).unlink()
     with pytest.raises(PackageError, match=r"no quality\.safetensors: it was exported without its source model"):
-        evaluate(package, parse_chain("cpu"), manifest=manifest)
+        read_figures(package, manifest)
 
 
 def test_quality_is_repeatable_without_source_model(half: Path) -> None:
-    stored, now = read_manifest(half).quality, evaluate(half, parse_chain("cpu"))
+    manifest = read_manifest(half)
+    with load_runner(half, parse_chain("cpu")) as runner:
+        stored, now = manifest.quality, evaluate(runner, read_figures(half, manifest))
     assert stored is not None and stored.likely is not None
     assert math.isclose(now.perplexity_ratio, stored.perplexity_ratio, rel_tol=1e-5)
     assert (now.tokens, now.kl_tokens) == (stored.tokens, stored.likely.tokens)

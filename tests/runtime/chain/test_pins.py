@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Collection
 from contextlib import closing
 from pathlib import Path
@@ -20,7 +17,6 @@ from partita.runtime.chain.open_chain import open_session
 from partita.runtime.chain.pins import Marks, Pin, check_pins, marked_model, parse_pins
 from partita.runtime.ort.registry import available_ort_names
 from partita.runtime.ort.session_options import Opening
-from tests.conftest import require_dry_run
 
 CHAIN = parse_chain("cuda,cpu")
 CUDA, CPU = CHAIN
@@ -172,22 +168,3 @@ def test_pin_on_unavailable_provider_error_gives_reason(tiny_package):
     chain = resolve(CHAIN, ["CPUExecutionProvider"])
     with pytest.raises(ProviderError, match=r"cuda:lm_head\W+ cuda: not_in_build"):
         open_session(tiny_package() / "model.onnx", chain, threads=1, observe=False, pins=[ON_CUDA])
-
-
-def test_real_plan_honours_pin(tiny_package, tmp_path):
-    """CUDA provider with stub libraries: lm_head is on CUDA unless pinned to the CPU."""
-    require_dry_run()
-    package = tiny_package(precision="fp16")
-
-    def cpu_nodes(*options: str) -> set[str]:
-        report = tmp_path / "report.json"
-        command = [sys.executable, "-m", "partita", "place", str(package), "--provider", "cuda,cpu", "--dry-run"]
-        done = subprocess.run(
-            [*command, "--report", str(report), *options], capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        decode = json.loads(report.read_text())["phases"][-1]
-        return {node["name"] for node in decode["nodes"] if node["provider"] == "CPUExecutionProvider"}
-
-    assert not any(name.startswith("lm_head") for name in cpu_nodes())
-    assert any(name.startswith("lm_head") for name in cpu_nodes("--pin", "cpu:lm_head"))

@@ -26,21 +26,13 @@ from partita.runtime.chain.provider_check import (
     judge,
 )
 from partita.runtime.ort.registry import available_ort_names
-from tests.commands.test_signals import NAMES_ENTRY
+from tests.commands.test_signals import NAMES_ENTRY, library
 from tests.conftest import require
 
 CRASH = (
     "#include <stdio.h>\n#include <stdlib.h>\n__attribute__((constructor)) static void boom(void)"
     '{ fputs("assertion \\x1b[31mfailed\\x07: device != null\\n", stderr); abort(); }'
 )
-
-
-def compiled(folder: Path, source: str) -> Path:
-    """A shared library made of `source`."""
-    require("a C compiler", shutil.which("cc") is not None)
-    (folder / "it.c").write_text(f"{source}\n{NAMES_ENTRY}")
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", "libit.so", "it.c"], cwd=folder, check=True)
-    return folder / "libit.so"
 
 
 def try_library(path: Path, *, timeout_seconds: float = 30.0) -> Check:
@@ -74,7 +66,7 @@ def test_missing_provider_library_is_named_in_evidence():
 
 
 def test_crashing_library_is_reported_as_initialisation_failed(tmp_path):
-    found = try_library(compiled(tmp_path, CRASH)).resolution
+    found = try_library(library(tmp_path, CRASH)).resolution
     assert found.reason == "initialisation_failed" and found.remedy
     for text in ("killed by SIGABRT while loading the provider's library", "assertion failed?: device != null"):
         assert text in (found.evidence or "")
@@ -82,13 +74,13 @@ def test_crashing_library_is_reported_as_initialisation_failed(tmp_path):
 
 
 def test_loader_error_explains_unloadable_plugin_library(tmp_path):
-    needed = compiled(tmp_path, "int needed(void) { return 0; }")
+    needed = library(tmp_path, "int needed(void) { return 0; }")
     needed = needed.rename(tmp_path / "libneeded_by_it.so")
     (tmp_path / "user.c").write_text("int needed(void); int user(void) { return needed(); }\n" + NAMES_ENTRY)
     command = ["cc", "-shared", "-fPIC", "-o", "libuser.so", "user.c", "-L.", "-lneeded_by_it"]
     subprocess.run(command, cwd=tmp_path, check=True)
     needed.unlink()
-    none = try_library(compiled(tmp_path, "int nothing(void) { return 0; }"))
+    none = try_library(library(tmp_path, "int nothing(void) { return 0; }"))
     assert none.resolution.reason == "version_mismatch" and none.library_loads is False
     assert "undefined symbol: CreateEpFactories" in (none.resolution.evidence or "")
     found = try_library(tmp_path / "libuser.so")
@@ -96,25 +88,24 @@ def test_loader_error_explains_unloadable_plugin_library(tmp_path):
     assert (found.resolution.evidence or "").startswith("libneeded_by_it.so: cannot open shared object file")
 
 
-def test_hanging_library_times_out_and_its_children_are_killed(tmp_path):
+def hanging(folder: Path) -> Path:
+    """A library that writes its process id to a file and does not return."""
     source = (
-        "#include <stdio.h>\n#include <unistd.h>\n__attribute__((constructor)) static void spawn(void)"
-        f'{{ if (fork() == 0) {{ FILE *f = fopen("{tmp_path}/pid", "w"); fprintf(f, "%d", getpid()); fclose(f);'
-        " for (;;) pause(); } for (;;) pause(); }"
+        "#include <stdio.h>\n#include <unistd.h>\n__attribute__((constructor)) static void wait_(void) { FILE *f = "
     )
-    found = try_library(compiled(tmp_path, source), timeout_seconds=8.0)
+    return library(
+        folder, f'{source}fopen("{folder}/pid", "w"); fprintf(f, "%d", getpid()); fclose(f); for (;;) pause(); }}'
+    )
+
+
+def test_hanging_library_times_out_and_is_killed(tmp_path):
+    found = try_library(hanging(tmp_path), timeout_seconds=8.0)
     assert found.resolution.reason == "initialisation_failed"
     assert "no answer within 8 s while loading the provider's library" in (found.resolution.evidence or "")
     assert_gone(int((tmp_path / "pid").read_text()))
 
 
 def test_interrupt_kills_child_processes(tmp_path, monkeypatch):
-    library = compiled(
-        tmp_path,
-        "#include <stdio.h>\n#include <unistd.h>\n__attribute__((constructor)) static void wait_(void)"
-        f'{{ FILE *f = fopen("{tmp_path}/pid", "w"); fprintf(f, "%d", getpid()); fclose(f); for (;;) pause(); }}',
-    )
-
     def wait(*_):
         while not ((tmp_path / "pid").is_file() and (tmp_path / "pid").read_text()):
             time.sleep(0.01)
@@ -122,7 +113,7 @@ def test_interrupt_kills_child_processes(tmp_path, monkeypatch):
 
     monkeypatch.setattr("partita.runtime.chain.provider_check.Worker.wait", wait)
     with pytest.raises(KeyboardInterrupt):
-        try_library(library)
+        try_library(hanging(tmp_path))
     monkeypatch.undo()
     assert_gone(int((tmp_path / "pid").read_text()))
 
@@ -196,9 +187,16 @@ def test_provider_computing_zeros_is_not_usable(tmp_path_factory):
     require("onnxruntime-gpu", "CUDAExecutionProvider" in available_ort_names())
     require("a C compiler", shutil.which("cc") is not None)
     require("elftools")
+    from partita.providers.cuda_dry_run.devices import device
+    from partita.providers.cuda_dry_run.stub_build import child_environment, prepare, provider_library
+
     cuda = known_providers()["cuda"]
     every = {option.name: option.default for option in cuda.options if not option.session_key}
-    (seen,) = over_stubs(tmp_path_factory, Resolution(cuda, "active", options=every))
+    cache = tmp_path_factory.getbasetemp() / "probe-stand-ins"
+    environment = child_environment(prepare(provider_library(), cache=cache), device(), dict(os.environ))
+    # CUDA libraries that are installed as Python packages would be loaded in place of the stubs.
+    bare = Resolution(replace(cuda, preload=False), "active", options=every)
+    (seen,) = examine([bare], environment=environment)
     assert seen.result is not None, seen
     assert seen.result["error"] is None, "an option of providers/cuda.py is not accepted"
     reported = seen.result["options"]
@@ -207,26 +205,3 @@ def test_provider_computing_zeros_is_not_usable(tmp_path_factory):
     found = judge(Resolution(cuda, "active"), seen)
     assert not found.usable
     assert found.resolution.evidence == "it computed [[0.0, 0.0], [0.0, 0.0]], which is incorrect"
-
-
-def test_options_rejected_by_cuda_have_reason(tmp_path_factory):
-    require("onnxruntime-gpu", "CUDAExecutionProvider" in available_ort_names())
-    require("a C compiler", shutil.which("cc") is not None)
-    require("elftools")
-    resolution = Resolution(known_providers()["cuda"], "active", options={"device_id": "5"})
-    (seen,) = over_stubs(tmp_path_factory, resolution)
-    found = judge(resolution, seen).resolution
-    assert found.reason == "option_rejected"
-    assert (found.evidence or "").startswith("Invalid device ID: 5, must be between 0")
-
-
-def over_stubs(tmp_path_factory, resolution):
-    """Outcome of a child whose CUDA libraries are stubs."""
-    from partita.providers.cuda_dry_run.devices import device
-    from partita.providers.cuda_dry_run.stub_build import child_environment, prepare, provider_library
-
-    cache = tmp_path_factory.getbasetemp() / "probe-stand-ins"
-    environment = child_environment(prepare(provider_library(), cache=cache), device(), dict(os.environ))
-    # CUDA libraries that are installed as Python packages would be loaded in place of the stubs.
-    bare = replace(resolution, provider=replace(resolution.provider, preload=False))
-    return examine([bare], environment=environment)

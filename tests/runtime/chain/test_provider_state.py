@@ -54,7 +54,7 @@ def missing(provider: str, library: str) -> str:
 def test_named_provider_is_blamed_else_the_one_without_which_the_model_opens(monkeypatch: pytest.MonkeyPatch) -> None:
     path, working = Path("/models/tensorrt/cuda/model.onnx"), {"tensorrt", "cuda", "cpu"}
     monkeypatch.setattr(
-        provider_state, "opens", lambda path, active, _: {entry.provider.name for entry in active} <= working
+        provider_state, "opens_on", lambda path, active, _: {entry.provider.name for entry in active} <= working
     )
 
     def blamed(text: str, chain: Sequence[Resolution] = CHAIN) -> Resolution | None:

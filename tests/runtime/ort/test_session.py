@@ -22,9 +22,7 @@ import pytest
 from onnx import numpy_helper, parser
 from onnxruntime.capi.onnxruntime_pybind11_state import EPFail
 
-from partita.cli import run
 from partita.errors import GenerationError, PackageError, ProviderError, ResourceError, UsageError
-from partita.package.folder import read_manifest
 from partita.providers.base import Provider
 from partita.providers.resolve import Resolution, parse_chain, resolve
 from partita.runtime.chain.open_chain import open_session
@@ -91,22 +89,6 @@ def test_provider_start_error_quotes_onnxruntime(tiny_package, own_temp, capfd, 
     assert capfd.readouterr().err == ""
 
 
-def test_bf16_package_on_cpu_prints_single_line_error_with_remedy(tiny_package, own_temp, tmp_path, capfd):
-    """The package is verified; the CPU provider has no bfloat16 kernels for it."""
-    folder, target = tiny_package(precision="bf16"), tmp_path / "run.json"
-    assert read_manifest(folder).verification.status == "verified"
-    code = run(["generate", str(folder), "return the", "--provider", "cpu", "--report", str(target)])
-    out, err = capfd.readouterr()
-    assert (code, out) == (ProviderError.exit_code, "")
-    assert re.fullmatch(
-        r"partita: .*/model\.onnx: CPUExecutionProvider cannot run it: Could not find an implementation for .* node "
-        r"with name 'model\..*'; export in float32: partita export CHECKPOINT \S+ --target cpu --precision fp32\n",
-        err,
-    ), err
-    assert ours_in(own_temp) == []
-    assert not target.exists()
-
-
 def test_failed_run_error_is_single_line_without_stderr_output(open_runner, capfd):
     runner = open_runner()
     feed = runner.bound("decode", 1, 1)
@@ -154,16 +136,6 @@ def test_lack_of_memory_is_a_resource_error_with_remedy():
     for text in ("std::bad_alloc", "BFCArena: Failed to allocate memory for requested buffer of size 1"):
         error = ort_errors.run_error("model.onnx", RuntimeError(text))
         assert isinstance(error, ResourceError) and "--max-length 512" in str(error)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int64"])
-def test_host_buffer_is_shared_zeroed_and_aligned(dtype):
-    buffer = host_buffer((2, 3), dtype)
-    assert buffer.address() == buffer.host.ctypes.data
-    assert buffer.address() % 64 == 0
-    assert not buffer.host.any()
-    assert buffer.value.data_type() == f"tensor({dtype.replace('float32', 'float')})"
-    assert buffer.size_bytes == buffer.host.nbytes
 
 
 def test_stderr_is_restored_after_exception(capfd):
