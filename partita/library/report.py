@@ -117,7 +117,7 @@ class Report(ViewedRecord, records.Report):
         """
         found = find(self, node)
         if isinstance(found, Matches):
-            listed = ", ".join(match.node for match in found.matches[:NAMES])
+            listed = ", ".join(found.matches[:NAMES])
             raise UsageError(f"{render_no_single(found)}{f': {listed}' if listed else ''}")
         return found
 

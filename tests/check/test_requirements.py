@@ -164,7 +164,7 @@ def test_share_does_not_apply_to_folded_graph(text):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("provder=webgpu,share>=1", "unknown field 'provder' (did you mean 'provider'?)"),
+        ("provder=webgpu,share>=1", "unknown field 'provder'; did you mean 'provider'?"),
         ("speed>=1", f"known: {', '.join(FIELDS)}"),
         ("provider=webgpu", "it has no measure"),
         ("share>=0.5", "share needs provider or reason"),

@@ -165,10 +165,10 @@ def test_cost_conflicts_and_missing_probes_are_shown():
 def test_partial_name_lists_matches_with_provider_and_reason():
     found = find(mixed(), "rotary_emb/")
     assert isinstance(found, Matches) and len(found.matches) == 4
-    assert [(m.node, m.providers["decode"], m.reason) for m in found.matches][1] == (GATHER, CPU, "no_kernel_op")
+    assert found.matches[1] == GATHER and "Gather on CPU, not on WebGpu: no_kernel_op" in found.headlines[1]
     stream = io.StringIO()
     print_text(found, "partita.explain", Console(file=stream, width=80, color_system=None))
-    assert all(match.node in stream.getvalue() for match in found.matches)
+    assert all(name in stream.getvalue() for name in found.matches)
     assert render_no_single(found).startswith("'rotary_emb/' matches 4 nodes")
 
 
@@ -207,7 +207,7 @@ def test_missing_provider_does_not_hide_reason_of_available_provider():
     assert "not on WebGpu: no_kernel_op" in rendered(explained(report, GATHER), 200).splitlines()[0]
     found = find(report, "rotary_emb/")
     assert isinstance(found, Matches)
-    assert {entry.node: entry.reason for entry in found.matches}[GATHER] == "no_kernel_op"
+    assert "no_kernel_op" in found.headlines[found.matches.index(GATHER)]
 
 
 def test_explanation_of_failed_run_shows_the_failure():

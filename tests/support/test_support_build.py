@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from partita.support.build import deciding_factors, short, support_level
-from partita.support.records import Condition, ModelNodes
+from partita.support.records import Condition, ModelNeed
 from tests.support.tables import answer, form, table
 
 FLOAT, HALF, WHOLE = "T=tensor(float)", "T=tensor(float16)", "T=tensor(int64)"
@@ -90,7 +90,7 @@ def test_model_operators_get_outcome_of_their_types(kind, expected):
     made = table(
         answer("Cast", "supported", FLOAT),
         answer("Cast", "rejected", HALF),
-        model_nodes=(ModelNodes("", "Cast", 13, ((name, text),), 4),),
+        model_nodes=(ModelNeed(domain="", operator="Cast", since=13, types={name: text}, nodes=4),),
     )
     assert [(need.nodes, need.outcome) for need in made.model_operators] == [(4, expected)]
 
