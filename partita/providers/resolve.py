@@ -56,23 +56,19 @@ class Resolution:
     @property
     def provider_options(self) -> dict[str, str]:
         """The options that are passed to the provider."""
-        ours = {option.name for option in self.provider.options if option.partita_option}
-        return {name: value for name, value in self.options.items() if name not in {*self._of_session(), *ours}}
+        others = {option.name for option in self.provider.options if option.session_key or option.partita_option}
+        return {name: value for name, value in self.options.items() if name not in others}
 
     @property
     def session_config(self) -> dict[str, str]:
         """The options that are entries of the session configuration."""
-        listed = self._of_session().items()
-        return {
-            option.session_key: f"{self.options[name]}{option.session_suffix}"
-            for name, option in listed
-            if name in self.options
-        }
+        listed = [each for each in self.provider.options if each.session_key and each.name in self.options]
+        return {each.session_key: f"{self.options[each.name]}{each.session_suffix}" for each in listed}
 
     @property
     def captures(self) -> bool:
         """Whether graph capture is on."""
-        return bool(self.provider.capture_option) and self.options.get(self.provider.capture_option) == "1"
+        return self.options.get(self.provider.capture_option) == "1"
 
     def uncaptured(self) -> Resolution:
         """A copy without graph capture."""
@@ -83,15 +79,12 @@ class Resolution:
     def budget(self) -> str:
         """The user's memory budget as written; empty if there is none."""
         name = self.provider.budget_option
-        return f"{self.provider.name}.{name}={self.options[name]}" if name and name in self.options else ""
+        return f"{self.provider.name}.{name}={self.options[name]}" if name in self.options else ""
 
     @property
     def cache_folder(self) -> str:
         """The user's folder of compiled graphs; empty if there is none."""
         return self.options.get(self.provider.cache_option, "")
-
-    def _of_session(self) -> dict[str, Option]:
-        return {option.name: option for option in self.provider.options if option.session_key}
 
 
 @cache
@@ -100,17 +93,11 @@ def known_providers() -> dict[str, Provider]:
 
     Raises ValueError for a name of two providers.
     """
-    found: dict[str, Provider] = {}
-    for info in sorted(pkgutil.iter_modules(sys.modules[PACKAGE].__path__), key=lambda info: info.name):
-        if info.ispkg:
-            continue
-        module = importlib.import_module(f"{PACKAGE}.{info.name}")
-        provider = getattr(module, "PROVIDER", None)
-        if not isinstance(provider, Provider):
-            continue
-        found[provider.name] = provider
-    names_to_providers(tuple(found.values()))
-    return found
+    names = sorted(info.name for info in pkgutil.iter_modules(sys.modules[PACKAGE].__path__) if not info.ispkg)
+    modules = [importlib.import_module(f"{PACKAGE}.{name}") for name in names]
+    found = [module.PROVIDER for module in modules if hasattr(module, "PROVIDER")]
+    names_to_providers(found)
+    return {provider.name: provider for provider in found}
 
 
 def names_to_providers(providers: Collection[Provider]) -> dict[str, Provider]:
@@ -200,15 +187,21 @@ def resolve_one(
     given = dict(options or {})
     if provider.library is None and provider.ort_name in available_ort_names:
         return Resolution(provider, "active", options=given)
-    plugin = find_plugin(provider, given)
+    plugin = _find_plugin(provider, given)
     if provider.library is not None:
         # An installed plugin package still supplies default paths.
-        known = plugin[1] if isinstance(plugin, tuple) else given
+        known = plugin.options if plugin is not None else given
         return Resolution(provider, "active", options=known, library=provider.library)
-    if isinstance(plugin, tuple):
-        return Resolution(provider, "active", options=plugin[1], library=plugin[0])
-    cause = plugin or _absent(provider, available_ort_names)
-    return Resolution(provider, "unavailable", cause.reason, cause.evidence, cause.remedy, given)
+    there = ", ".join(available_ort_names) or "no provider"
+    return plugin or _unusable(provider, given, "not_in_build", f"the installed ONNX Runtime contains {there}")
+
+
+def _unusable(
+    provider: Provider, options: Mapping[str, str], reason: ReasonCode, evidence: str, missing: str | None = None
+) -> Resolution:
+    """A provider that cannot be used. `missing`: as for `failure`."""
+    cause = failure(provider, reason, evidence, missing)
+    return Resolution(provider, "unavailable", cause.reason, cause.evidence, cause.remedy, options)
 
 
 def installed_version(wheel: str) -> str | None:
@@ -219,8 +212,8 @@ def installed_version(wheel: str) -> str | None:
         return None
 
 
-def find_plugin(provider: Provider, given: Mapping[str, str]) -> tuple[Path, dict[str, str]] | Failure | None:
-    """Library and options of the installed plugin package of a provider, or why it cannot be used; None without one.
+def _find_plugin(provider: Provider, given: Mapping[str, str]) -> Resolution | None:
+    """Availability of the installed plugin package of a provider; None without one.
 
     `given`: the user's options, to which the package's defaults are added, e.g. the path of its backend.
     """
@@ -232,26 +225,17 @@ def find_plugin(provider: Provider, given: Mapping[str, str]) -> tuple[Path, dic
     try:
         module = importlib.import_module(plugin.module)
         paths = {option: str(getattr(module, function)()) for option, function in plugin.path_options}
-        library, options = Path(str(getattr(module, plugin.library_function)())), dict(plugin.default_options) | paths
+        library = Path(str(getattr(module, plugin.library_function)()))
     except Exception as error:  # noqa: BLE001 - the plugin's module may raise anything
         evidence = f"{wheel} is installed, but cannot be used: {type(error).__name__}: {error}"
-        return failure(provider, "initialisation_failed", evidence)
+        return _unusable(provider, given, "initialisation_failed", evidence)
     if not library.is_file():
-        return failure(provider, "library_missing", f"{wheel} names {library}, which does not exist", library.name)
-    ignored = [name for name in given if name in plugin.ignores]
-    if ignored:
-        return failure(provider, "option_rejected", f"{wheel} ignores {', '.join(ignored)}")
-    replaced = {name for name, _ in plugin.path_options} if given.keys() & set(plugin.yields_to) else set()
-    return library, {**{name: value for name, value in options.items() if name not in replaced}, **given}
-
-
-def _absent(provider: Provider, available_ort_names: Collection[str]) -> Failure:
-    """Why a provider is missing from this build."""
-    there = ", ".join(available_ort_names) or "no provider"
-    reason = failure(provider, "not_in_build", f"the installed ONNX Runtime contains {there}")
-    if provider.wheels and not provider.remedy("not_in_build"):
-        return replace(reason, remedy=INSTALL.filled(wheel=provider.wheels[0]))
-    return reason
+        evidence = f"{wheel} names {library}, which does not exist"
+        return _unusable(provider, given, "library_missing", evidence, library.name)
+    if ignored := [name for name in given if name in plugin.ignores]:
+        return _unusable(provider, given, "option_rejected", f"{wheel} ignores {', '.join(ignored)}")
+    defaults = dict(plugin.default_options) | ({} if given.keys() & set(plugin.yields_to) else paths)
+    return Resolution(provider, "active", options={**defaults, **given}, library=library)
 
 
 # --- why a provider did not start -------------------------------------------------------------------------------------
@@ -334,8 +318,10 @@ def failure(provider: Provider, reason: ReasonCode, evidence: str, missing: str 
     """
     named = (evidence if missing is None else missing) if reason == "library_missing" else ""
     library = next((library for library in provider.libraries if library.file in named), None)
-    remedy = library.remedy if library else provider.remedy(reason) or REMEDIES.get(reason, WHATEVER_ELSE)
-    return Failure(reason, cut(one_line(evidence), LONGEST), remedy)
+    remedy = library.remedy if library else provider.remedy(reason)
+    if remedy is None and reason == "not_in_build" and provider.wheels:
+        remedy = INSTALL.filled(wheel=provider.wheels[0])
+    return Failure(reason, cut(one_line(evidence), LONGEST), remedy or REMEDIES.get(reason, WHATEVER_ELSE))
 
 
 def no_device(provider: Provider, library: Path) -> Failure:
