@@ -104,15 +104,9 @@ def _check_value(written: str, option: Option, value: str) -> str:
 
 def unchecked_notes(options: Mapping[str, Mapping[str, str]], chain: Sequence[Provider]) -> tuple[str, ...]:
     """One sentence per provider with options that were passed on unchecked."""
-    unchecked = {
-        provider.name: set(options.get(provider.name, ())) - {option.name for option in provider.options}
-        for provider in chain
-    }
-    return tuple(
-        f"options of {name} are passed on unchecked: {', '.join(sorted(names))}"
-        for name, names in unchecked.items()
-        if names
-    )
+    given = {provider.name: options.get(provider.name, {}) for provider in chain if provider.any_option}
+    listed = {name: ", ".join(sorted(values)) for name, values in given.items() if values}
+    return tuple(f"options of {name} are passed on unchecked: {names}" for name, names in listed.items())
 
 
 # --- other providers --------------------------------------------------------------------------------------------------

@@ -89,31 +89,17 @@ class Resolution:
 
 @cache
 def known_providers() -> dict[str, Provider]:
-    """The providers of this folder's files by name, in alphabetical order.
-
-    Raises ValueError for a name of two providers.
-    """
+    """The providers of this folder's files by name, in alphabetical order."""
     names = sorted(info.name for info in pkgutil.iter_modules(sys.modules[PACKAGE].__path__) if not info.ispkg)
     modules = [importlib.import_module(f"{PACKAGE}.{name}") for name in names]
     found = [module.PROVIDER for module in modules if hasattr(module, "PROVIDER")]
-    names_to_providers(found)
     return {provider.name: provider for provider in found}
 
 
-def names_to_providers(providers: Collection[Provider]) -> dict[str, Provider]:
-    """Lower-case names and aliases -> provider. Raises ValueError if two providers share a name."""
-    by_name: dict[str, Provider] = {}
-    for provider in providers:
-        for name in dict.fromkeys(map(str.lower, provider.names())):
-            if name in by_name:
-                raise ValueError(f"{name!r} is a name of both {by_name[name].name} and {provider.name}")
-            by_name[name] = provider
-    return by_name
-
-
 def all_names(extra: Sequence[Provider] = ()) -> dict[str, Provider]:
-    """`names_to_providers` of all providers; `extra` replaces providers of the same name."""
-    return {**names_to_providers(tuple(known_providers().values())), **names_to_providers(tuple(extra))}
+    """Lower-case names and aliases of all providers; `extra` replaces providers of the same name."""
+    providers = (*known_providers().values(), *extra)
+    return {name.lower(): provider for provider in providers for name in provider.names()}
 
 
 def parse_chain(text: str, extra: Sequence[Provider] = (), *, argument: str = "providers") -> tuple[Provider, ...]:
@@ -264,9 +250,6 @@ START_PATTERNS: tuple[LogPattern, ...] = (
     LogPattern("version_mismatch", r"(?P<why>The requested API version \[\d+\] is not available.*)"),
     LogPattern("version_mismatch", r"(?P<why>ORT runtime version \"[^\"]+\" is below the minimum required .*)"),
     LogPattern("version_mismatch", r"(?P<why>CUDA driver version is insufficient for CUDA runtime version)"),
-    LogPattern(
-        "library_missing", r"with error: (?P<why>\S+: cannot open shared object file: No such file or directory)"
-    ),
     LogPattern("library_missing", r"(?P<why>\S+: cannot open shared object file: No such file or directory)"),
     LogPattern("library_missing", r"(?P<why>Library not loaded: \S+)"),
     LogPattern("library_missing", r"LoadLibrary failed with error 126(?P<why>.*)"),

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import re
 
 import pytest
 
 from partita.check.gate import find
 from partita.check.requirements import FIELDS, Vocabulary, parse_requirement
 from partita.errors import UsageError
-from partita.options.fields import describe_fields
-from partita.options.reports import CheckCommand
 from partita.partition_reports.records import SubgraphNode, Subgraphs
-from tests.conftest import REPOSITORY
 from tests.partition_reports.report_changes import compiled, each_node, each_phase, mixed
 from tests.partition_reports.samples import CPU, GPU, MISSING_FIRST_CHAIN, recorded_facts, report_of
 
@@ -153,14 +149,6 @@ def test_folded_nodes_are_excluded_from_share():
     assert required("provider=webgpu,share=1", report)[0] and required("op=Det,nodes=0", report)[0]
 
 
-@pytest.mark.parametrize("text", ["provider!=cpu,share<=0", "module=typo,provider=webgpu,share>=1"])
-def test_share_does_not_apply_to_folded_graph(text):
-    report = each_phase(mixed(), lambda phase: {"nodes": (), "file_nodes": (), "folded_nodes": 9})
-    applies_not = "share does not apply in prefill and decode: ONNX Runtime folded the whole graph at load time"
-    assert required(text, report) == (True, applies_not)
-    assert required("provider=cpu,nodes=0", report) == (True, "nodes 0 in prefill and decode")
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -188,9 +176,3 @@ def test_invalid_requirement_raises_single_line_usage_error(text, words):
     assert words in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("field", FIELDS)
-def test_every_requirement_field_is_documented(field):
-    page = (REPOSITORY / "docs" / "reports.md").read_text(encoding="utf-8")
-    assert f"`{field}`" in page.partition("### Conditions")[2].partition("```")[0]
-    told = next(each.option.help for each in describe_fields(CheckCommand) if each.name == "require")
-    assert re.search(rf"\b{field}\b", told)

@@ -257,15 +257,6 @@ def test_missing_phase_is_a_difference():
     assert ways(found, "phases", "request") == {("phases", "prefill, decode", "prefill")}
 
 
-def test_long_node_list_is_truncated():
-    more = each_phase(
-        mixed(),
-        lambda phase: {"nodes": (*phase.nodes, *(having(phase.nodes[0], name=f"x/Op_{'x' * n}") for n in range(500)))},
-    )
-    found = compare(more, each_node(more, lambda n: having(n, provider=CPU)))
-    assert " and 494 more" in rendered(found) and len(rendered(found)) < 12_000
-
-
 def test_cache_in_place_change_is_in_headline_but_size_is_not():
     report = report_of(recorded_facts())
     for change, effect in (({"address_changes": 2}, "worse"), ({"size_bytes": 1}, "neutral")):

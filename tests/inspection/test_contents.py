@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import subprocess
 import sys
 from collections import Counter
@@ -20,11 +19,8 @@ import partita
 from partita.errors import PackageError
 from partita.inspection.document import storage_text
 from partita.inspection.records import Inspection
-from partita.library.inspecting import read
 from partita.package.folder import MANIFEST, read_manifest
-from partita.partition_reports.render.show import load_view
 from partita.runtime.contents.build import licence_of
-from partita.runtime.place.model_file import read_light
 from tests.conftest import REPOSITORY, Exported, TinyCheckpoint
 from tests.foreign.conftest import SAMPLES
 from tests.inspection.graphs import FLOAT, model, save, weight
@@ -206,25 +202,6 @@ def test_subgraph_nodes_and_weights_are_counted(tmp_path):
     assert found.weights.size_bytes == 2 * 64 * 64 * 4 + 1
 
 
-def test_damaged_onnx_file_raises_only_expected_errors(tmp_path):
-    nodes, weights = dequantised()
-    whole = save(model(nodes, weights), tmp_path / "model.onnx").read_bytes()
-    path, chance = tmp_path / "damaged.onnx", random.Random(0)
-    for end in range(0, len(whole), max(1, len(whole) // 60)):
-        path.write_bytes(whole[:end])
-        with pytest.raises(ValueError):
-            read_light(path)
-    for _ in range(300):
-        broken = bytearray(whole)
-        for _ in range(chance.randint(1, 4)):
-            broken[chance.randrange(min(len(whole), 2000))] = chance.randrange(256)
-        path.write_bytes(broken)
-        try:
-            read(path)
-        except PackageError as error:
-            assert str(path) in str(error)
-
-
 def damage_manifest(folder: Path) -> str:
     (folder / MANIFEST).write_text("{", encoding="utf-8")
     return "manifest.json: damaged"
@@ -309,10 +286,6 @@ def test_onnx_folder_is_inspected_without_manifest(tmp_path):
     assert {file.name for file in found.files} == {"config.json", "onnx/model_q4.onnx", "onnx/model_q4.onnx.data"}
     (finding,) = found.findings  # it is no decoder; what it holds is shown all the same
     assert "no input" in finding.problem and found.contract is None and found.modules
-
-
-def text_of(found: Inspection) -> str:
-    return load_view("text", "partita.inspection.document").to_text(found)
 
 
 @pytest.mark.parametrize(

@@ -82,10 +82,13 @@ def test_cpu_options_are_not_passed_to_onnxruntime():
 
 
 def test_options_of_two_providers_are_separate_and_spelled_for_each():
-    """ONNX Runtime's bindings refuse 1 for trt_fp16_enable: `should be 'True' or 'False'`."""
-    texts = ["cuda.use_tf32=off", "tensorrt.trt_fp16_enable=1", "tensorrt.device_id=2"]
-    found = parse_options(split_options(texts), parse_chain("tensorrt,cuda,cpu"))
-    assert found == {"cuda": {"use_tf32": "0"}, "tensorrt": {"trt_fp16_enable": "True", "device_id": "2"}}
+    texts = ["cuda.use_tf32=off", "openvino.disable_dynamic_shapes=1", "tensorrt.trt_fp16_enable=True"]
+    found = parse_options(split_options(texts), parse_chain("tensorrt,cuda,openvino,cpu"))
+    assert found == {
+        "cuda": {"use_tf32": "0"},
+        "openvino": {"disable_dynamic_shapes": "True"},
+        "tensorrt": {"trt_fp16_enable": "True"},
+    }
 
 
 def test_unknown_provider_options_pass_with_unchecked_note():

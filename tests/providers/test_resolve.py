@@ -16,7 +16,6 @@ from partita.providers.options import generic_provider, parse_libraries, split_l
 from partita.providers.resolve import (
     all_names,
     known_providers,
-    names_to_providers,
     parse_chain,
     resolve,
     resolve_one,
@@ -55,9 +54,9 @@ def test_invalid_chain_is_a_usage_error(text, says):
         parse_chain(text)
 
 
-def test_providers_sharing_a_name_raise_value_error():
-    with pytest.raises(ValueError, match="'npu' is a name of both a and b"):
-        names_to_providers((provider("a", ("npu",)), provider("b", ("NPU",))))
+def test_names_of_providers_are_unique():
+    names = [name.lower() for entry in known_providers().values() for name in entry.names()]
+    assert len(names) == len(set(names))
 
 
 def test_provider_missing_from_build_has_evidence_and_remedy():
@@ -91,13 +90,6 @@ def test_unknown_provider_error_suggests_known_names(word, meant, argument):
     option, chain = caught.value.remedy.options
     assert option == {"providers": "--provider", "target": "--target"}[argument]
     assert [provider.name for provider in parse_chain(chain)] == [meant.split("'")[1], "cpu"]
-
-
-def test_suggestion_words_are_not_provider_names():
-    names = names_to_providers(tuple(known_providers().values()))
-    for entry in known_providers().values():
-        assert not set(entry.suggested_for) & names.keys(), entry.name
-        assert all(word == word.lower() for word in entry.suggested_for)
 
 
 # Libraries that the user names
