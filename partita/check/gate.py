@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
@@ -33,7 +33,7 @@ from partita.partition_reports.outcome import (
     too_few_steps,
 )
 from partita.partition_reports.placement import subgraph_copies
-from partita.partition_reports.records import Phase, Report
+from partita.partition_reports.records import Phase, Report, Subgraphs
 from partita.partition_reports.render.show import Views, terminal_view
 from partita.partition_reports.sections.model import Document, Section, table
 
@@ -149,28 +149,29 @@ def _speed(report: Report, phase: Phase) -> Figure:
     return Figure(speed, "" if speed is None else f"{decimals(speed)} tokens/s{few}", unknown_reason=reason)
 
 
+def _counted(noun: str, names: Iterable[str], rest: str = "", unknown: float = 0, unknown_reason: str = "") -> Figure:
+    """A number of named things. `unknown`: how many more there may be."""
+    listed = tuple(names)
+    return Figure(len(listed), f"{plural(len(listed), noun)}{rest}", listed, len(listed) + unknown, unknown_reason)
+
+
 def _count_unavailable(report: Report, _: Phase) -> Figure:
     """Installed providers that could not start; providers missing from the build do not count."""
     lost = [entry for entry in report.chain if entry.status == "unavailable" and entry.reason != "not_in_build"]
     named = (f"{entry.provider} ({entry.reason or 'no reason known'}: {entry.evidence})" for entry in lost)
-    return Figure(len(lost), f"{plural(len(lost), 'unavailable provider')}", tuple(named))
+    return _counted("unavailable provider", named)
 
 
 def _cpu_nodes(_: Report, phase: Phase) -> Figure:
     """Nodes on the CPU provider, with control-flow subgraphs. Nodes without a known provider may be on it."""
-    bodies = phase.subgraphs
-    found = [(node.name, node.op_type) for node in phase.nodes if node.provider == CPU]
-    found += [(node.name, node.op_type) for node in (bodies.on_cpu if bodies is not None else ())]
+    bodies = phase.subgraphs or Subgraphs(nodes=0, copies=None)
+    found = [*(node for node in phase.nodes if node.provider == CPU), *bodies.on_cpu]
+    names = (f"{node.name} ({node.op_type})" if node.op_type else node.name for node in found)
+    if not bodies.is_known:
+        return _counted("node", names, f" on {CPU}", math.inf, "nodes in control-flow subgraphs are not listed")
     unknown = [node.name for node in phase.nodes if node.provider is None]
-    is_listed = bodies is None or bodies.is_known
     reason = f"no source names a provider for {name_some(unknown)}"
-    return Figure(
-        len(found),
-        f"{plural(len(found), 'node')} on {CPU}",
-        tuple(f"{name} ({op_type})" if op_type else name for name, op_type in found),
-        upper_bound=len(found) + len(unknown) if is_listed else math.inf,
-        unknown_reason=reason if is_listed else "nodes in control-flow subgraphs are not listed",
-    )
+    return _counted("node", names, f" on {CPU}", len(unknown), reason)
 
 
 def _memcpy_nodes(_: Report, phase: Phase) -> Figure:
@@ -200,17 +201,16 @@ def _copied_bytes(_: Report, phase: Phase) -> Figure:
 def _slow_nodes(report: Report, phase: Phase) -> Figure:
     """Nodes on slow kernel paths; nodes with an unknown kernel may be on one."""
     entries = [entry for entry in report.kernel_paths if entry.phase == phase.name]
-    slow = tuple(f"{entry.node} ({entry.op_type}: {entry.path})" for entry in entries if entry.is_slow)
+    slow = (f"{entry.node} ({entry.op_type}: {entry.path})" for entry in entries if entry.is_slow)
     unknown = [entry.node for entry in entries if entry.evidence_kind == "none"]
-    text, most = f"{plural(len(slow), 'node')} on a slow kernel path", len(slow) + len(unknown)
-    return Figure(len(slow), text, slow, most, f"the kernel is unknown for {name_some(unknown)}")
+    reason = f"the kernel is unknown for {name_some(unknown)}"
+    return _counted("node", slow, " on a slow kernel path", len(unknown), reason)
 
 
 def _unexplained(report: Report, phase: Phase) -> Figure:
     """Fallbacks without a reason."""
     found = [entry for entry in report.fallbacks if entry.phase == phase.name and "unexplained" in entry.codes]
-    nodes = tuple(f"{entry.node} ({entry.op_type or 'unknown'})" for entry in found)
-    return Figure(len(nodes), plural(len(nodes), "unexplained fallback"), nodes)
+    return _counted("unexplained fallback", (f"{entry.node} ({entry.op_type or 'unknown'})" for entry in found))
 
 
 def _cache_in_place(report: Report, _: Phase) -> Figure:
