@@ -70,15 +70,6 @@ def choice(name: str, values: str, meaning: str, *, default: str | None = None) 
 
 
 @dataclass(frozen=True, slots=True)
-class Library:
-    """A shared library that a provider loads, and how to get it."""
-
-    file: str
-    """File name for the loader, e.g. libcublasLt.so.13."""
-    remedy: Remedy
-
-
-@dataclass(frozen=True, slots=True)
 class Plugin:
     """A Python package with a provider library to register with a plain ONNX Runtime."""
 
@@ -162,7 +153,8 @@ class Provider:
     rank: int = 0
     """Priority in the default chain, the highest first; 0: used only when named."""
     options: tuple[Option, ...] = ()
-    libraries: tuple[Library, ...] = ()
+    libraries: Mapping[str, Remedy] = field(default_factory=dict)
+    """Shared library that it loads, e.g. libcublasLt.so.13 -> how to get it."""
     plugin: Plugin | None = None
     node_patterns: tuple[LogPattern, ...] = ()
     """Log lines about nodes that it does not support."""

@@ -8,7 +8,7 @@ in ONNX Runtime's repository). Libraries are its ELF dependencies, plus cuDNN an
 from dataclasses import replace
 
 from partita.observations.patterns import KernelRow, LogPattern
-from partita.providers.base import CPU_PREFERRED, Library, Option, PackedWeights, Provider, choice
+from partita.providers.base import CPU_PREFERRED, Option, PackedWeights, Provider, choice
 from partita.remedies import Remedy
 
 WHEELS = Remedy("get CUDA 13 and cuDNN 9 as Python packages", ("pip", "install", "onnxruntime-gpu[cuda,cudnn]"))
@@ -86,15 +86,15 @@ PROVIDER = Provider(
         ),
         Option("sdpa_kernel", "int", "0", "bit mask of allowed attention kernels; 0: ONNX Runtime decides"),
     ),
-    libraries=(
-        Library("libcuda.so.1", DRIVER),
-        Library("libcudart.so.13", WHEELS),
-        Library("libcublasLt.so.13", WHEELS),
-        Library("libcublas.so.13", WHEELS),
-        Library("libcurand.so.10", WHEELS),
-        Library("libcufft.so.12", WHEELS),
-        Library("libcudnn.so.9", WHEELS),
-    ),
+    libraries={
+        "libcuda.so.1": DRIVER,
+        "libcudart.so.13": WHEELS,
+        "libcublasLt.so.13": WHEELS,
+        "libcublas.so.13": WHEELS,
+        "libcurand.so.10": WHEELS,
+        "libcufft.so.12": WHEELS,
+        "libcudnn.so.9": WHEELS,
+    },
     node_patterns=(
         LogPattern(
             "no_kernel_op", r"CUDA kernel not found in registries for Op type: (?P<op>\S+) node name: (?P<node>\S+)"

@@ -300,8 +300,7 @@ def failure(provider: Provider, reason: ReasonCode, evidence: str, missing: str 
     `missing`: the missing file; None: the library that `evidence` names.
     """
     named = (evidence if missing is None else missing) if reason == "library_missing" else ""
-    library = next((library for library in provider.libraries if library.file in named), None)
-    remedy = library.remedy if library else provider.remedy(reason)
+    remedy = next((how for file, how in provider.libraries.items() if file in named), None) or provider.remedy(reason)
     if remedy is None and reason == "not_in_build" and provider.wheels:
         remedy = INSTALL.filled(wheel=provider.wheels[0])
     return Failure(reason, cut(one_line(evidence), LONGEST), remedy or REMEDIES.get(reason, WHATEVER_ELSE))

@@ -5,7 +5,7 @@ It compiles subgraphs for minutes, so it is not in the default chain. Options: t
 """
 
 from partita.observations.patterns import LogPattern
-from partita.providers.base import Library, Provider
+from partita.providers.base import Provider
 from partita.providers.cuda import DRIVER, NO_GPU, WHEELS
 from partita.remedies import Remedy
 
@@ -20,14 +20,14 @@ PROVIDER = Provider(
     compiles=True,
     preload=True,
     any_option=True,
-    libraries=(
-        Library("libnvinfer.so.10", TENSORRT),
-        Library("libnvonnxparser.so.10", TENSORRT),
-        Library("libcudart.so.13", WHEELS),
-        Library("libcublas.so.13", WHEELS),
-        Library("libcudnn.so.9", WHEELS),
-        Library("libcuda.so.1", DRIVER),
-    ),
+    libraries={
+        "libnvinfer.so.10": TENSORRT,
+        "libnvonnxparser.so.10": TENSORRT,
+        "libcudart.so.13": WHEELS,
+        "libcublas.so.13": WHEELS,
+        "libcudnn.so.9": WHEELS,
+        "libcuda.so.1": DRIVER,
+    },
     node_patterns=(
         LogPattern("subgraph_rejected", r"(?P<why>\[TensorRT EP\] No graph will run on TensorRT execution provider)"),
     ),

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import get_args
 
 from partita import dtypes
 from partita.partition_reports.groups import grouped
 from partita.support.records import (
     Assignments,
     Condition,
-    Counts,
     FormEntry,
     Measurement,
     Measurements,
@@ -55,7 +55,7 @@ def build_table(
         versions=versions,
         scope=scope,
         budget_seconds=budget_seconds,
-        variants=Counts(**{name: counted.get(name, 0) for name in Counts.model_fields}),
+        variants={outcome: counted[outcome] for outcome in get_args(Outcome)},
         operators=tuple(
             OperatorEntry(domain=domain, name=name, versions=tuple(entries[place] for place in own))
             for (domain, name), own in grouped(entries, lambda place: place[:2]).items()

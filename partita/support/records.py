@@ -192,17 +192,6 @@ class ModelNeed(Record):
     outcome: Outcome = "untested"
 
 
-class Counts(Record):
-    """Number of variants by outcome."""
-
-    supported: int
-    rejected: int
-    failed: int
-    crashed: int
-    invalid: int
-    untested: int
-
-
 class SupportTable(Record):
     """Measured operator support of a provider; schema `partita.support/1`."""
 
@@ -219,7 +208,8 @@ class SupportTable(Record):
     """Every variant in scope was tested."""
     sessions: int
     crashes: int
-    variants: Counts
+    variants: dict[Outcome, int]
+    """Number of variants by outcome."""
     operators: tuple[OperatorEntry, ...]
     model_operators: tuple[ModelNeed, ...]
     """Nodes of the model by operator and types; empty without a model."""

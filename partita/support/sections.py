@@ -86,11 +86,11 @@ VIEWS = Views(document, unfold=True)
 def _size(found: SupportTable) -> str:
     """Variants, sessions and seconds."""
     counts = found.variants
-    total = sum(counts.model_dump().values())
+    total = sum(counts.values())
     parts = [f"{plural(total, 'variant')} in {plural(found.sessions, 'session')}, {decimals(found.seconds)} s"]
-    parts += [f"{counts.invalid} not valid models", f"{counts.crashed} crashed"]
+    parts += [f"{counts['invalid']} not valid models", f"{counts['crashed']} crashed"]
     if not found.complete:
-        parts.append(f"{counts.untested} untested after {found.budget_seconds:g} s (`seconds`)")
+        parts.append(f"{counts['untested']} untested after {found.budget_seconds:g} s (`seconds`)")
     return "; ".join(parts)
 
 
