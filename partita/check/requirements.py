@@ -14,6 +14,7 @@ from typing import Self
 
 from partita.errors import UsageError
 from partita.messages import did_you_mean, nearest
+from partita.observations.codes import CODES
 from partita.observations.names import CPU
 from partita.observations.text_format import listing
 from partita.options.fields import group, option_flags, with_flags
@@ -30,15 +31,6 @@ MEASURES = (*NODE_MEASURES, *PHASE_MEASURES)
 FIELDS = (*SELECTORS, *MEASURES)
 PHASES = ("prefill", "decode", "run")
 CONDITION = re.compile(r"\s*(\w+)\s*(<=|>=|!=|==|=|<|>)\s*(.*?)\s*")
-
-
-@dataclass(frozen=True, slots=True)
-class Vocabulary:
-    """Valid values of selectors."""
-
-    provider: Callable[[str], str]
-    """The user's provider name -> ONNX Runtime's name. Raises UsageError for an unknown name."""
-    reasons: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +84,13 @@ def check_limits(limits: Limits, chain: Sequence[str]) -> None:
         )
 
 
-def parse_requirement(text: str, words: Vocabulary) -> Requirement:
-    """Parse comma-separated `FIELD OP VALUE` conditions. Raises UsageError with the valid fields or values."""
+def parse_requirement(text: str, provider_name: Callable[[str], str]) -> Requirement:
+    """Parse comma-separated `FIELD OP VALUE` conditions. Raises UsageError with the valid fields or values.
+
+    `provider_name`: the user's name of a provider -> ONNX Runtime's; raises UsageError.
+    """
     try:
-        conditions = [_parse_condition(part.strip(), words) for part in text.split(",")]
+        conditions = [_parse_condition(part.strip(), provider_name) for part in text.split(",")]
         _check_combination(conditions)
     except ValueError as error:
         raise UsageError(f"`require={text}`: {error}") from error
@@ -103,13 +98,13 @@ def parse_requirement(text: str, words: Vocabulary) -> Requirement:
     return Requirement(with_flags(f"`require={text}`"), *parts)
 
 
-def _parse_condition(text: str, words: Vocabulary) -> Condition:
+def _parse_condition(text: str, provider_name: Callable[[str], str]) -> Condition:
     """One condition. Raises ValueError, UsageError."""
     found = CONDITION.fullmatch(text)
     if found is None:
         raise ValueError(f"{text!r} is not FIELD OP VALUE, for example share>=0.95")
     field, sign, value = found.groups()
-    known = {"phase": PHASES, "reason": words.reasons}
+    known = {"phase": PHASES, "reason": CODES}
     _check_word("field", field, FIELDS)
     if field in MEASURES:
         return Condition(field, sign, limit=_parse_number(field, value))
@@ -119,7 +114,7 @@ def _parse_condition(text: str, words: Vocabulary) -> Condition:
         raise ValueError(f"{field} has no value")
     if field in known:
         _check_word(field, value, known[field])
-    return Condition(field, sign, words.provider(value) if field == "provider" else value)
+    return Condition(field, sign, provider_name(value) if field == "provider" else value)
 
 
 def _check_word(noun: str, word: str, known: Sequence[str]) -> None:

@@ -15,7 +15,7 @@ from partita.options.fields import check_fields
 from partita.options.groups import PlacementLimits
 from partita.options.reports import CheckOptions
 from partita.partition_reports.records import Cache, CacheState
-from tests.check.test_requirements import QUERY, SLOW, WORDS, having, inside, required
+from tests.check.test_requirements import QUERY, SLOW, PROVIDERS, having, inside, required
 from tests.partition_reports.report_changes import each_node, each_phase, mixed, moved, with_cost
 from tests.partition_reports.samples import (
     CPU,
@@ -245,7 +245,7 @@ LOOSE: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("how", ["a run of place", "a generation"])
 def test_every_check_fails_on_failed_run(option, how):
     facts, options = recorded_facts(), CheckOptions(**LOOSE[option])
-    required = [parse_requirement("provider=cpu,share>=0", WORDS)] if option == "--require" else []
+    required = [parse_requirement("provider=cpu,share>=0", PROVIDERS)] if option == "--require" else []
     good = report_of(facts)
     assert check(good, options, "r.json", None, required).passed
     changes: dict[str, Any] = (

@@ -6,21 +6,20 @@ from __future__ import annotations
 import pytest
 
 from partita.check.gate import find
-from partita.check.requirements import FIELDS, Vocabulary, parse_requirement
+from partita.check.requirements import FIELDS, parse_requirement
 from partita.errors import UsageError
 from partita.partition_reports.records import SubgraphNode, Subgraphs
 from tests.partition_reports.report_changes import compiled, each_node, each_phase, mixed
 from tests.partition_reports.samples import CPU, GPU, MISSING_FIRST_CHAIN, recorded_facts, report_of
 
-NAMES = {"webgpu": GPU, "cpu": CPU}
-WORDS = Vocabulary(lambda name: NAMES.get(name, name), ("no_kernel_op", "cpu_preferred", "unexplained"))
+PROVIDERS = {"webgpu": GPU, "cpu": CPU}.__getitem__
 QUERY = "model.layers.0.self_attn.q_proj/MatMul"
 SLOW = each_phase(mixed(), lambda phase: {"tokens_per_second": None})
 
 
 def required(text, report=None):
     """Whether a requirement holds, and its detail."""
-    return find(parse_requirement(text, WORDS), report or mixed())
+    return find(parse_requirement(text, PROVIDERS), report or mixed())
 
 
 def having(report=None, **changes):
@@ -172,7 +171,7 @@ def test_folded_nodes_are_excluded_from_share():
 )
 def test_invalid_requirement_raises_single_line_usage_error(text, words):
     with pytest.raises(UsageError) as caught:
-        parse_requirement(text, WORDS)
+        parse_requirement(text, PROVIDERS)
     assert words in str(caught.value) and "\n" not in str(caught.value)
 
 
