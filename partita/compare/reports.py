@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from partita.compare.document import report_headline
-from partita.compare.rows import Comparison, Row, Side, compare_rows, field_rows
+from partita.compare.rows import Comparison, Row, Side, Value, compare_rows, field_rows
 from partita.diagnosis.records import Fallback, SkippedProvider
 from partita.observations.text_format import decimals, listing, plural, short_provider
 from partita.partition_reports.cost import rows_of
@@ -127,9 +127,9 @@ class PlacedRow:
         """Operator, module, and the node that runs it."""
         return {"operator": self.node.op_type, "module": self.node.module, "part_of": self.part_of}
 
-    def causes(self, active: Sequence[str]) -> Mapping[str | None, Mapping[str, str]]:
+    def causes(self, active: Sequence[str]) -> Mapping[Value, Mapping[str, str]]:
         """Skipped provider -> why the node is not on it; None: the first available one."""
-        found: dict[str | None, Mapping[str, str]] = {name: _evidence(why) for name, why in self.skipped.items()}
+        found: dict[Value, Mapping[str, str]] = {name: _evidence(why) for name, why in self.skipped.items()}
         return found | {None: _evidence(entry.first_active(active)) for entry in self.fallbacks}
 
 
@@ -166,7 +166,7 @@ def _reason_rows(report: Report, phase: Phase, rows: Sequence[PlacedRow], provid
         if found:
             codes, facts = ", ".join(reason.reason for reason in found), _evidence(found[0])
             del facts["reason"]
-            causes = {None: {"remedy": facts.pop("remedy")}}
+            causes: dict[Value, Mapping[str, str]] = {None: {"remedy": facts.pop("remedy")}}
             facts["provider"] = fallback.provider
             yield Row("reasons", phase.name, name, codes, keys, 1, 0, facts, causes)
 

@@ -163,21 +163,15 @@ def parse_libraries(
 
 def _check_library(path: Path, argument: str = "provider_libraries") -> Path:
     """The absolute path of a shared library. Raises UsageError for other files."""
-    if path.exists() and not path.is_file():
-        raise UsageError(f"`{argument}`: {path} is not a file; give the library file")
-    try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            is_plugin = content.find(ENTRY_POINT) >= 0  # checked here because loading it runs its code
-    except FileNotFoundError as error:
-        raise UsageError(f"`{argument}`: {path} does not exist; give the path of the library file") from error
-    except ValueError:  # an empty file cannot be mapped
-        is_plugin = False
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise UsageError(f"`{argument}`: {path} cannot be read: {reason}; check its permissions") from error
-    if not is_plugin:
-        raise UsageError(
-            f"`{argument}`: {path} is not a provider plugin: it has no {ENTRY_POINT.decode()}; give the plugin's "
-            "library"
-        )
-    return path.resolve()
+    problem = "is not a file" if path.exists() else "does not exist"
+    if path.is_file():
+        problem = f"is not a provider plugin: it has no {ENTRY_POINT.decode()}"
+        try:
+            with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                if content.find(ENTRY_POINT) >= 0:  # checked here because loading it runs its code
+                    return path.resolve()
+        except OSError as error:
+            problem = f"cannot be read: {error.strerror or type(error).__name__}"
+        except ValueError:  # an empty file cannot be mapped
+            pass
+    raise UsageError(f"`{argument}`: {path} {problem}; give the path of the plugin's library file")

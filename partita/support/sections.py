@@ -67,8 +67,9 @@ def headline(found: SupportTable) -> str:
 
 def document(found: SupportTable) -> Document:
     """The document."""
-    size = [("scope", found.scope), ("measured", _size(found))]
-    rows = [*fields_of(found.provider), *fields_of(found.versions), *size]
+    provider, size = found.provider, [("scope", found.scope), ("measured", _size(found))]
+    simulated = ("dry run as", provider.device)
+    rows = [*fields_of(provider, "device"), simulated, *fields_of(found.versions), *size]
     measurement = Section("asked", "Measurement", (pairs("Measurement", rows),))
     return Document(
         kind="Support table",

@@ -41,9 +41,7 @@ FUSED = compiled(1, "model.layers.0.mlp/Mul", QUERY, "lm_head/MatMul", provider=
     [
         *((text, True, None) for text in (
             "provider=webgpu,share>=0.66",
-            "provider=webgpu,share>=66%",
             "provider=cpu,nodes<=4",
-            "provider=cpu,nodes=4",
             "provider!=webgpu,nodes=4",
             "provider = webgpu , nodes >= 6",
             "op=MatMul,provider=webgpu,share=1",
@@ -51,20 +49,16 @@ FUSED = compiled(1, "model.layers.0.mlp/Mul", QUERY, "lm_head/MatMul", provider=
             "op!=Gather,provider=webgpu,share>=0.7",
             "module=rotary_emb,provider=cpu,share=50%",
             "module=layers.0,provider=cpu,nodes=1",
-            "module=layers,provider=cpu,nodes=1",
             "module=self_attn,provider=cpu,nodes=1",
             "module=self_atn,nodes=0",
             "reason=no_kernel_op,nodes=1",
             "phase=decode,copies<=4",
-            "phase!=run,copies<=4",
             "provider=webgpu,nodes>=6,share>=0.6",
-            "op=Conv,nodes=0",
             "op=Conv,provider=cpu,nodes=0",
             "unavailable=0",
         )),
         *((text, False, None) for text in (
             "provider=webgpu,share>0.67",
-            "provider=cpu,nodes<4",
             "module=rotary,provider=cpu,nodes=0",  # a part of a path is a whole word of it
             "reason=unexplained,nodes=0",
             "phase=decode,copies<=3",
@@ -72,7 +66,6 @@ FUSED = compiled(1, "model.layers.0.mlp/Mul", QUERY, "lm_head/MatMul", provider=
             "provider=webgpu,nodes>=6,share>=0.7",
         )),
         *((text, True, FUSED) for text in (
-            "op=MatMul,provider=cpu,share=1",
             "op=Mul,provider=cpu,share=1",
             "op!=MatMul,provider=cpu,share<=0.572",  # Mul, Gather, Concat and Det of 7, without the two MatMul
             "op!=MatMul,provider=cpu,share>=0.571",
@@ -161,12 +154,10 @@ def test_folded_nodes_are_excluded_from_share():
         ("reason=unexplaind,nodes=0", "did you mean 'unexplained'"),
         ("copies<=many", "copies is compared with a number"),
         ("copies<=nan", "compared with a number"),
-        ("copies<=inf", "compared with a number"),
         ("provider=cpu,share>=95", "between 0 and 1"),
         ("provider=cpu,copies<=1", "copies measures a whole phase"),
         ("provider=cpu,unavailable=0", "unavailable measures a whole phase"),
         ("", "is not FIELD OP VALUE"),
-        ("nodes=1,", "is not FIELD OP VALUE"),
     ],
 )
 def test_invalid_requirement_raises_single_line_usage_error(text, words):

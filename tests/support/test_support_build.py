@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from partita.support.build import deciding_factors, short, support_level
+from partita.support.build import deciding_factors, support_level
 from partita.support.records import Condition, ModelNeed
 from tests.support.tables import answer, form, table
 
@@ -25,21 +25,6 @@ FLOAT, HALF, WHOLE = "T=tensor(float)", "T=tensor(float16)", "T=tensor(int64)"
 )
 def test_invalid_outcomes_do_not_affect_support_level(outcomes, expected):
     assert support_level(answer("Cast", outcome, FLOAT) for outcome in outcomes) == expected
-
-
-@pytest.mark.parametrize(
-    ("kind", "expected"),
-    [
-        ("tensor(float)", "float32"),
-        ("tensor(double)", "float64"),
-        ("seq(tensor(float))", "seq(float32)"),
-        ("optional(seq(tensor(int64)))", "optional(seq(int64))"),
-        ("map(int64,tensor(float))", "map(int64, float32)"),
-        ("sparse_tensor(float)", "sparse_tensor(float32)"),
-    ],
-)
-def test_type_names_are_shortened(kind, expected):
-    assert short(kind) == expected
 
 
 def test_types_are_grouped_by_outcome_and_forms_are_separate():
