@@ -83,9 +83,7 @@ GRAPH_PARTS = {"file", "size_bytes", "variant", "operators", "inputs", "outputs"
 def _graph(graph: GraphFacts, prefix: str) -> Iterator[Row]:
     opsets = {f"opset {domain_name(domain)}": version for domain, version in graph.opsets.items()}
     yield from field_rows("graph", "", {**graph.model_dump(exclude=GRAPH_PARTS), **opsets}, prefix)
-    operators = {f"{entry.domain}:{entry.operator}".lstrip(":"): entry.nodes for entry in graph.operators}
-    for name, nodes in operators.items():
-        yield Row("operators", "", f"{prefix}{name}", f"{nodes:,}")
+    yield from (Row("operators", "", f"{prefix}{name}", f"{nodes:,}") for name, nodes in graph.operators.items())
     for way, ports in (("input", graph.inputs), ("output", graph.outputs)):
         for port in ports:
             role = f", {port.role}" if port.role else ""

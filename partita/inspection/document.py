@@ -87,9 +87,10 @@ def _findings(found: Inspection) -> Iterator[Line]:
 
 def _graph(graph: GraphFacts) -> Section:
     """Operators, operator sets, inputs and outputs of one file."""
-    rows = fields_of(graph, "file", "metadata")
-    for domain, entries in grouped(graph.operators, lambda entry: entry.domain).items():
-        rows.append((f"of {domain_name(domain)}", tally({entry.operator: entry.nodes for entry in entries}, OPERATORS)))
+    rows = fields_of(graph, "file", "metadata", "operators")
+    for domain, names in grouped(graph.operators, lambda name: name.rpartition(":")[0]).items():
+        counts = {name.rpartition(":")[2]: graph.operators[name] for name in names}
+        rows.append((f"of {domain_name(domain)}", tally(counts, OPERATORS)))
     ports = [
         (f"{arrow}{port.name}", port.role or "-", port.dtype or "-", shape_text(port.shape))
         for arrow, ports in (("", graph.inputs), ("-> ", graph.outputs))
@@ -172,16 +173,10 @@ def state_text(state: State) -> str:
 
 def storage_text(module: ModulePrecision) -> str:
     """`int4, MatMulNBits, blocks of 32, zero points`, or the element type."""
-    parts = [module.precision]
-    if module.operator:
-        parts.append(module.operator)
-    if module.operator and module.block_size:
-        parts.append(f"blocks of {module.block_size}")
-    if module.zero_points:
-        parts.append("zero points")
-    if module.compute_dtype:
-        parts.append(f"computed in {module.compute_dtype}")
-    return ", ".join(parts)
+    blocks = f"blocks of {module.block_size}" if module.operator and module.block_size else ""
+    points = "zero points" if module.zero_points else ""
+    computed = f"computed in {module.compute_dtype}" if module.compute_dtype else ""
+    return ", ".join(filter(None, (module.precision, module.operator, blocks, points, computed)))
 
 
 KINDS = {
