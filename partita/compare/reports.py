@@ -235,12 +235,12 @@ def _spread(phases: Pair) -> str:
 def _context(report: Report) -> Iterator[tuple[str, Mapping[str, object]]]:
     """Subject, and the values of the run by name, without figures and values that differ in every run."""
     env, request, model = report.environment, report.request, report.model
-    figures = {"memory_bytes", "onnxruntime_wheels", "onnxruntime_version", "packages"}
+    own = {"memory_bytes", "onnxruntime_wheels", "onnxruntime_version", "packages"}
     wheels = ", ".join(wheel.name for wheel in env.onnxruntime_wheels)
     versions = {"onnxruntime": env.onnxruntime_version, "onnxruntime_package": wheels}
-    yield "environment", {**versions, "partita": report.partita_version, **env.packages, **env.model_dump(exclude=figures)}
-    chain, own = ",".join(map(short_provider, request.chain)), {"path", "chain", "chain_source", "options", "limits"}
-    yield "request", {"chain": chain, "option": request.options, **request.model_dump(exclude=own)}
+    yield "environment", {**versions, "partita": report.partita_version, **env.packages, **env.model_dump(exclude=own)}
+    chain, other = ",".join(map(short_provider, request.chain)), {"path", "chain", "chain_source", "options", "limits"}
+    yield "request", {"chain": chain, "option": request.options, **request.model_dump(exclude=other)}
     yield "chain", {entry.provider: ": ".join(filter(None, (entry.status, entry.reason))) for entry in report.chain}
     yield (
         "checks",
@@ -287,18 +287,10 @@ def _unrelated_reason(
         return f"they have no phase in common: {ours} in {names[0]}, {theirs} in {names[1]}"
     first, second = (Counter((row.group, row.keys[0]) for row in side if row.section == "nodes") for side in rows)
     common, largest = (first & second).total(), max(first.total(), second.total())
-    identities = [_identity(report) for report in reports]
-    if common >= RELATED * largest or (identities[0] is not None and identities[0] == identities[1]):
+    if common >= RELATED * largest:
         return ""
     share = f"{common} of {plural(largest, 'node')}"
     return f"only {share} have the same name in both reports, so they are of different models"
-
-
-def _identity(report: Report) -> str | None:
-    """Hash of the package's manifest or of the ONNX file."""
-    if report.package is not None:
-        return report.package.manifest_sha256
-    return report.model.sha256 if report.model is not None else None
 
 
 def _notes(before: Report, after: Report, phases: Sequence[Pair]) -> Iterator[str]:

@@ -21,8 +21,8 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from partita.errors import ProviderError, UsageError
-from partita.files import CACHE_VARIABLE, cache_folder, temporary_directory, usable_folder
+from partita.errors import ProviderError
+from partita.files import CACHE_VARIABLE, cache_folder, temporary_directory
 from partita.providers.cuda_dry_run.devices import DEFAULT_DEVICE, PREFIX, Device, device
 from partita.providers.cuda_dry_run.symbols import (
     COMMON,
@@ -69,15 +69,15 @@ def prepare(provider_library: Path, *, cache: Path | None = None) -> Path:
     """Folder of stubs for every CUDA function that `provider_library` needs, from the cache or built now.
 
     The folder is named after the build: a hash of what identifies the provider library, and of the stubs' source.
-    `cache`: folder of builds, by default `default_cache`. Safe for concurrent processes. Raises ProviderError on other
-    systems than Linux x86-64, for a library that is missing, for another CUDA version or with unknown functions, and if
-    pyelftools, a C compiler or a writable cache is missing.
+    `cache`: folder of builds; by default in the cache folder, or temporary if caching is off. Safe for concurrent
+    processes. Raises ProviderError on other systems than Linux x86-64, for a library that is missing, for another CUDA
+    version or with unknown functions, and if pyelftools, a C compiler or a writable cache is missing.
     """
     if sys.platform != "linux" or platform.machine() != "x86_64":
         raise ProviderError(f"the dry run needs Linux on x86-64; this is {sys.platform} on {platform.machine()}")
     sources = {library.soname: _c_source(library) for library in LIBRARIES}
     build = _build_name(provider_library, sources)
-    path = (cache or default_cache()).absolute()
+    path = (cache or cache_folder(KIND) or Path(_of_this_process().name)).absolute()
     if any(mark in str(path) for mark in ":;$"):  # separators and variables of LD_LIBRARY_PATH
         raise ProviderError(
             f"{path}: the loader cannot use a path with ':', ';' or '$'; set {CACHE_VARIABLE} to another folder"
@@ -170,15 +170,6 @@ def _build_of(soname: str, mode: int = ctypes.DEFAULT_MODE) -> str | None:
 
 _of_this_process = functools.cache(temporary_directory)
 """A temporary folder that is removed at the end of the process."""
-
-
-def default_cache() -> Path:
-    """Folder of builds: in the cache folder, or a temporary one if it is not writable."""
-    folder = cache_folder(KIND)
-    with contextlib.suppress(UsageError):
-        if folder is not None:
-            return usable_folder(str(folder), CACHE_VARIABLE)
-    return Path(_of_this_process().name)
 
 
 def _c_source(library: Library) -> str:
