@@ -197,17 +197,22 @@ def package(tmp_path, monkeypatch):
     sys.modules.pop("onnxruntime_probe_for_tests", None)
 
 
-def test_installed_plugin_is_active_with_library_and_options(package):
+BUILT_IN = ("ProbeExecutionProvider",)
+
+
+@pytest.mark.parametrize(
+    ("available", "given", "options"),
+    [
+        ((), {"other": "1"}, {"backend_path": "/backend.so", "other": "1"}),
+        ((), {"backend_path": "/mine.so"}, {"backend_path": "/mine.so"}),
+        ((), {"backend_type": "cpu"}, {"backend_type": "cpu"}),
+        (BUILT_IN, {"threads": "2"}, {"threads": "2"}),
+    ],
+)
+def test_installed_plugin_is_active_with_library_and_options(package, available, given, options):
     library = package()
-    found = resolve_one(PROBE, (), {"other": "1"})
-    assert (found.status, found.library) == ("active", library)
-    assert found.options == {"backend_path": "/backend.so", "other": "1"}
-
-
-def test_user_options_override_plugin_paths(package):
-    package()
-    assert resolve_one(PROBE, (), {"backend_path": "/mine.so"}).options == {"backend_path": "/mine.so"}
-    assert resolve_one(PROBE, (), {"backend_type": "cpu"}).options == {"backend_type": "cpu"}
+    found = resolve_one(PROBE, available, given)
+    assert (found.status, found.library, found.options) == ("active", None if available else library, options)
 
 
 def test_option_ignored_by_plugin_is_rejected(package):
@@ -215,13 +220,6 @@ def test_option_ignored_by_plugin_is_rejected(package):
     found = resolve_one(PROBE, (), {"threads": "2"})
     assert (found.status, found.reason) == ("unavailable", "option_rejected")
     assert found.evidence == "onnxruntime-probe 1.0 ignores threads"
-    assert resolve_one(PROBE, ("ProbeExecutionProvider",), {"threads": "2"}).status == "active"
-
-
-def test_built_in_provider_takes_precedence_over_plugin(package):
-    package()
-    found = resolve_one(PROBE, ("ProbeExecutionProvider",))
-    assert (found.status, found.library, dict(found.options)) == ("active", None, {})
 
 
 @pytest.mark.parametrize(
