@@ -303,17 +303,18 @@ def _reasons(explanation: Explanation) -> Iterator[Section]:
 
     for number, entries in enumerate(grouped(explanation.fallbacks, findings).values()):
         phases = in_phases(entry.phase for entry in entries)
+        costs = [(f"cost{in_phases([entry.phase])}", _cost_text(entry)) for entry in entries]
         for at, reason in enumerate(entries[0].preferred):
             title = f"Not on {reason.provider} either" if at else f"Not on {reason.provider}{phases}"
             rows = [(f"evidence ({reason.evidence_kind})", reason.evidence), ("remedy", reason.remedy)]
-            for entry in () if at else entries:
-                cost = "unknown (not executed, or inside control flow)"
-                if entry.cost is not None:
-                    cost = "; ".join(f"{name} {value}" for name, value in fields_of(entry.cost))
-                rows.append((f"cost{in_phases([entry.phase])}", cost))
-            rows.append(("see", f"{REASONS_PAGE}#{reason.reason}"))
-            blocks = (pairs("Reason", rows), *_details(reason))
-            yield Section(f"why{number}-{at}", f"{title}: {reason.reason}", blocks)
+            rows += [*([] if at else costs), ("see", f"{REASONS_PAGE}#{reason.reason}")]
+            yield Section(f"why{number}-{at}", f"{title}: {reason.reason}", (pairs("Reason", rows), *_details(reason)))
+
+
+def _cost_text(entry: Fallback) -> str:
+    if entry.cost is None:
+        return "unknown (not executed, or inside control flow)"
+    return "; ".join(f"{name} {value}" for name, value in fields_of(entry.cost))
 
 
 def _details(why: SkippedProvider) -> Iterator[Block]:

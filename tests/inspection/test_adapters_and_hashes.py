@@ -6,7 +6,6 @@ import hashlib
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -110,9 +109,11 @@ def test_adapters_are_shown(
     plain = exported(tiny_checkpoint("llama"))
     package = own_copy(plain)
     manifest = read_manifest(package)
-    shared: dict[str, Any] = {"source": (FileRecord(name="adapter_model.safetensors", size_bytes=10, sha256="ab" * 32),)}
-    small = AdapterRecord(name="small", merged=False, kind="lora", ranks=(4, 8), modules=14, file="a", **shared)
-    tuned = AdapterRecord(name="tuned", merged=True, kind="dora", ranks=(2,), modules=3, base_model="one/two", **shared)
+    source = (FileRecord(name="adapter_model.safetensors", size_bytes=10, sha256="ab" * 32),)
+    small = AdapterRecord(name="small", merged=False, kind="lora", ranks=(4, 8), modules=14, file="a", source=source)
+    tuned = AdapterRecord(
+        name="tuned", merged=True, kind="dora", ranks=(2,), modules=3, base_model="one/two", source=source
+    )
     write_manifest(package, manifest.model_copy(update={"adapters": (small, tuned)}))
     assert partita.inspect(package).adapters == (small, tuned)
     assert run(["inspect", str(package)]) == 0
