@@ -20,7 +20,6 @@ PROVIDER = Provider(
     device_memory="MIGraphX",
     compiles=True,
     any_option=True,
-    libraries={"libmigraphx_c.so.3": ROCM},
     remedies={
         "library_missing": ROCM,
         "device_missing": NO_GPU,

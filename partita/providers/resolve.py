@@ -182,11 +182,9 @@ def resolve_one(
     return plugin or _unusable(provider, given, "not_in_build", f"the installed ONNX Runtime contains {there}")
 
 
-def _unusable(
-    provider: Provider, options: Mapping[str, str], reason: ReasonCode, evidence: str, missing: str | None = None
-) -> Resolution:
-    """A provider that cannot be used. `missing`: as for `failure`."""
-    cause = failure(provider, reason, evidence, missing)
+def _unusable(provider: Provider, options: Mapping[str, str], reason: ReasonCode, evidence: str) -> Resolution:
+    """A provider that cannot be used."""
+    cause = failure(provider, reason, evidence)
     return Resolution(provider, "unavailable", cause.reason, cause.evidence, cause.remedy, options)
 
 
@@ -216,8 +214,7 @@ def _find_plugin(provider: Provider, given: Mapping[str, str]) -> Resolution | N
         evidence = f"{wheel} is installed, but cannot be used: {type(error).__name__}: {error}"
         return _unusable(provider, given, "initialisation_failed", evidence)
     if not library.is_file():
-        evidence = f"{wheel} names {library}, which does not exist"
-        return _unusable(provider, given, "library_missing", evidence, library.name)
+        return _unusable(provider, given, "library_missing", f"{wheel} names {library}, which does not exist")
     if ignored := [name for name in given if name in plugin.ignores]:
         return _unusable(provider, given, "option_rejected", f"{wheel} ignores {', '.join(ignored)}")
     defaults = dict(plugin.default_options) | ({} if given.keys() & set(plugin.yields_to) else paths)
@@ -294,13 +291,10 @@ def explain(provider: Provider, lines: Iterable[str]) -> Failure:
     )
 
 
-def failure(provider: Provider, reason: ReasonCode, evidence: str, missing: str | None = None) -> Failure:
-    """A failure with the remedy of the missing library, of the provider, or the default, in this order.
-
-    `missing`: the missing file; None: the library that `evidence` names.
-    """
-    named = (evidence if missing is None else missing) if reason == "library_missing" else ""
-    remedy = next((how for file, how in provider.libraries.items() if file in named), None) or provider.remedy(reason)
+def failure(provider: Provider, reason: ReasonCode, evidence: str) -> Failure:
+    """A failure with the remedy of the missing library, of the provider, or the default, in this order."""
+    by_library = provider.libraries.items() if reason == "library_missing" else ()
+    remedy = next((found for file, found in by_library if file in evidence), provider.remedies.get(reason))
     if remedy is None and reason == "not_in_build" and provider.wheels:
         remedy = INSTALL.filled(wheel=provider.wheels[0])
     return Failure(reason, cut(one_line(evidence), LONGEST), remedy or REMEDIES.get(reason, WHATEVER_ELSE))

@@ -1,12 +1,12 @@
 """NVIDIA GPUs through TensorRT (TensorrtExecutionProvider, not NvTensorRTRTXExecutionProvider). Only run without a GPU.
 
 It compiles subgraphs for minutes, so it is not in the default chain. Options: the Python bindings of onnxruntime-gpu
-1.31.1 and TensorrtExecutionProviderInfo. Libraries are the ELF dependencies of libonnxruntime_providers_tensorrt.so.
+1.31.1 and TensorrtExecutionProviderInfo.
 """
 
 from partita.observations.patterns import LogPattern
 from partita.providers.base import Provider
-from partita.providers.cuda import DRIVER, NO_GPU, WHEELS
+from partita.providers.cuda import DRIVER, NO_GPU
 from partita.remedies import Remedy
 
 TENSORRT = Remedy("install TensorRT 10 for CUDA 13 and add the folder of its libraries to LD_LIBRARY_PATH")
@@ -20,14 +20,7 @@ PROVIDER = Provider(
     compiles=True,
     preload=True,
     any_option=True,
-    libraries={
-        "libnvinfer.so.10": TENSORRT,
-        "libnvonnxparser.so.10": TENSORRT,
-        "libcudart.so.13": WHEELS,
-        "libcublas.so.13": WHEELS,
-        "libcudnn.so.9": WHEELS,
-        "libcuda.so.1": DRIVER,
-    },
+    libraries={"libcuda.so.1": DRIVER, "libnvinfer": TENSORRT, "libnvonnxparser": TENSORRT},
     node_patterns=(
         LogPattern("subgraph_rejected", r"(?P<why>\[TensorRT EP\] No graph will run on TensorRT execution provider)"),
     ),

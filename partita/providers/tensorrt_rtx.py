@@ -20,12 +20,7 @@ PROVIDER = Provider(
     compiles=True,
     plugin=Plugin(WHEEL, "onnxruntime_ep_nv_tensorrt_rtx", no_device=NO_GPU),
     any_option=True,
-    libraries={
-        "libcuda.so.1": DRIVER,
-        "libcudart.so.13": AGAIN,
-        "libtensorrt_rtx.so.1": AGAIN,
-        "libtensorrt_onnxparser_rtx.so.1": AGAIN,
-    },
+    libraries={"libcuda.so.1": DRIVER},
     remedies={
         "not_in_build": Remedy("install its plugin for onnxruntime", ("pip", "install", WHEEL)),
         "library_missing": AGAIN,

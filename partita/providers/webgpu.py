@@ -59,7 +59,6 @@ PROVIDER = Provider(
         choice("queryResolveBufferCacheMode", CACHES, "how buffers of time stamps are kept", default="disabled"),
         choice("defaultBufferCacheMode", CACHES, "how all other buffers are kept", default="disabled"),
     ),
-    libraries={"libvulkan.so.1": VULKAN},
     node_patterns=(
         LogPattern(
             "no_kernel_op", r"webgpu kernel not found in registries for Op type: (?P<op>\S+) node name: (?P<node>\S+)"
