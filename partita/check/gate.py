@@ -37,16 +37,8 @@ from partita.partition_reports.records import Phase, Report, Subgraphs
 from partita.partition_reports.render.show import Views, terminal_view
 from partita.partition_reports.sections.model import Document, Section, table
 
-BASELINE = {
-    "preferred_provider": "preferred provider",
-    "phases": "phases",
-    "nodes": "nodes",
-    "reasons": "reasons",
-    "copy_count": "copies",
-    "copy_bytes": "bytes copied",
-    "cache": "cache",
-}
-"""Sections of a comparison in which a change for the worse fails -> their name in the result."""
+BASELINE = ("preferred_provider", "phases", "nodes", "reasons", "copy_count", "copy_bytes", "cache")
+"""Sections of a comparison in which a change for the worse fails."""
 SIGNS: dict[str, Callable[[float, float], bool]] = {
     "=": operator.eq,
     "==": operator.eq,
@@ -372,10 +364,10 @@ def _compare(report: Report, options: CheckOptions, name: str, other: str, basel
     if (limit := options.max_slowdown) is not None:
         slower, text = slowdown(baseline, report)
         findings[with_flags(f"`max_slowdown={limit}`")] = decide(Figure(slower, text, unknown_reason=text), "<=", limit)
-    for section, label in BASELINE.items():
+    for section in BASELINE:
         worse = [change for change in found.of(section) if change.effect == "worse"]
         text = describe_changes(worse, found) if worse else "not worse than the baseline"
-        findings[f"{with_flags('`baseline`')}: {label}"] = not worse, text
+        findings[f"--baseline: {section.replace('_', ' ')}"] = not worse, text
     return findings
 
 
