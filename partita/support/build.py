@@ -18,11 +18,9 @@ from partita.support.records import (
     ModelNeed,
     OperatorEntry,
     Outcome,
-    ProviderFacts,
     SupportLevel,
     SupportTable,
     VersionEntry,
-    Versions,
 )
 
 MOST_MESSAGES = 5
@@ -32,36 +30,20 @@ Place = tuple[str, str, int]
 """Domain, operator, and the operator set version that introduced this version of it."""
 
 
-def build_table(
-    measured: Measurements,
-    *,
-    provider: ProviderFacts,
-    versions: Versions,
-    scope: str,
-    created: str,
-    partita_version: str,
-    budget_seconds: float,
-    notes: Sequence[str] = (),
-) -> SupportTable:
-    """The table; operators in alphabetical order, ai.onnx first."""
+def build_table(measured: Measurements, **facts: object) -> SupportTable:
+    """The table; operators in alphabetical order, ai.onnx first. `facts`: its fields that are not measured."""
     places = grouped(measured.results, lambda answer: (answer.domain, answer.operator, answer.since))
     beyond, counted = dict(measured.untested_counts), Counter[str](answer.outcome for answer in measured.results)
     entries = {place: _version_entry(places[place], beyond.get(place, 0)) for place in sorted(places)}
     return SupportTable.copy_of(
         measured,
-        created=created,
-        partita_version=partita_version,
-        provider=provider,
-        versions=versions,
-        scope=scope,
-        budget_seconds=budget_seconds,
         variants={outcome: counted[outcome] for outcome in get_args(Outcome)},
         operators=tuple(
             OperatorEntry(domain=domain, name=name, versions=tuple(entries[place] for place in own))
             for (domain, name), own in grouped(entries, lambda place: place[:2]).items()
         ),
         model_operators=tuple(_model_need(need, places) for need in measured.model_nodes),
-        notes=tuple(notes),
+        **facts,
     )
 
 

@@ -215,4 +215,4 @@ class SupportTable(Record):
     """Nodes of the model by operator and types; empty without a model."""
     without_example: tuple[str, ...]
     """Operator versions without a known valid form, which could not be tested."""
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()

@@ -137,16 +137,19 @@ def test_stub_struct_offsets_match_nvidia_header(tmp_path: Path):
     names = set(re.findall(r"^ +PROP_(\w+) = ", symbols.c_text("cudart.c"), re.MULTILINE)) - {"BYTES"}
     assert len(names) > 20
     fields = {name: re.sub(r"_([a-z0-9])", lambda at: at[1].upper(), name.lower()) for name in names}
-    offsets = {
-        "cudaPointerAttributes": {"device": 4, "devicePointer": 8, "hostPointer": 16},
-        "cudaFuncAttributes": {"maxThreadsPerBlock": 24, "numRegs": 28, "ptxVersion": 32, "binaryVersion": 36}
-        | {"maxDynamicSharedSizeBytes": 44},
-        "cudaDeviceProp": {field: f"PROP_{name}" for name, field in fields.items()},
-    }
-    sizes = {"cudaDeviceProp": "PROP", "cudaPointerAttributes": "POINTER", "cudaFuncAttributes": "FUNCTION"}
     checks = [
-        *(f"sizeof(struct {struct}) == {name}_BYTES" for struct, name in sizes.items()),
-        *(f"offsetof(struct {struct}, {at}) == {n}" for struct, known in offsets.items() for at, n in known.items()),
+        "sizeof(struct cudaDeviceProp) == PROP_BYTES",
+        "sizeof(struct cudaPointerAttributes) == POINTER_BYTES",
+        "sizeof(struct cudaFuncAttributes) == FUNCTION_BYTES",
+        "offsetof(struct cudaPointerAttributes, device) == 4",
+        "offsetof(struct cudaPointerAttributes, devicePointer) == 8",
+        "offsetof(struct cudaPointerAttributes, hostPointer) == 16",
+        "offsetof(struct cudaFuncAttributes, maxThreadsPerBlock) == 24",
+        "offsetof(struct cudaFuncAttributes, numRegs) == 28",
+        "offsetof(struct cudaFuncAttributes, ptxVersion) == 32",
+        "offsetof(struct cudaFuncAttributes, binaryVersion) == 36",
+        "offsetof(struct cudaFuncAttributes, maxDynamicSharedSizeBytes) == 44",
+        *(f"offsetof(struct cudaDeviceProp, {field}) == PROP_{name}" for name, field in fields.items()),
         *(f"(int){name} == {number}" for name, number in ATTRIBUTES.items()),
     ]
     enum = re.search(r"enum \{\s+PROP_BYTES.*?\};", symbols.c_text("cudart.c"), re.DOTALL)
