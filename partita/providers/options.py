@@ -22,7 +22,7 @@ SWITCH = {**dict.fromkeys(("0", "false", "no", "off"), 0), **dict.fromkeys(("1",
 INTEGER = re.compile(r"[+-]?\d{1,300}")
 
 
-def split_options(texts: Sequence[str], argument: str = "provider_options") -> dict[str, dict[str, str]]:
+def split_options(texts: Sequence[str]) -> dict[str, dict[str, str]]:
     """Parse `PROVIDER.NAME=VALUE` texts to provider -> option -> value. Raises UsageError for other forms and
     duplicate options.
     """
@@ -31,9 +31,9 @@ def split_options(texts: Sequence[str], argument: str = "provider_options") -> d
         left, equals, value = text.partition("=")
         word, dot, name = (part.strip() for part in left.partition("."))
         if not equals or not dot or not word or not name:
-            raise UsageError(f"`{argument}={text}`: write PROVIDER.OPTION=VALUE, e.g. cuda.device_id=1")
+            raise UsageError(f"`provider_options={text}`: write PROVIDER.OPTION=VALUE, e.g. cuda.device_id=1")
         if name in found.setdefault(word, {}):
-            raise UsageError(f"`{argument}={text}`: {word}.{name} is given twice; give it once")
+            raise UsageError(f"`provider_options={text}`: {word}.{name} is given twice; give it once")
         found[word][name] = value.strip()
     return found
 
@@ -126,16 +126,16 @@ def generic_provider(ort_name: str, library: Path | None = None) -> Provider:
     )
 
 
-def split_libraries(texts: Sequence[str], argument: str = "provider_libraries") -> dict[str, str]:
+def split_libraries(texts: Sequence[str]) -> dict[str, str]:
     """Parse `NAME=PATH` texts to name -> path. Raises UsageError for other forms and duplicate names."""
     found: dict[str, str] = {}
     for text in texts:
         name, separator, path = text.partition("=")
         name = name.strip()
         if not separator or not name or not path:
-            raise UsageError(f"`{argument}={text}`: write NAME=PATH, e.g. webgpu=/opt/lib/libwebgpu_ep.so")
+            raise UsageError(f"`provider_libraries={text}`: write NAME=PATH, e.g. webgpu=/opt/lib/libwebgpu_ep.so")
         if name in found:
-            raise UsageError(f"`{argument}={text}`: {name} is given twice; give each library one name")
+            raise UsageError(f"`provider_libraries={text}`: {name} is given twice; give each library one name")
         found[name] = path
     return found
 
@@ -161,7 +161,7 @@ def parse_libraries(
     return tuple(found.values())
 
 
-def _check_library(path: Path, argument: str = "provider_libraries") -> Path:
+def _check_library(path: Path, argument: str) -> Path:
     """The absolute path of a shared library. Raises UsageError for other files."""
     problem = "is not a file" if path.exists() else "does not exist"
     if path.is_file():
