@@ -12,6 +12,7 @@ from partita.observations.text_format import human_bytes, listing, plural
 from partita.partition_reports.groups import grouped
 from partita.support.records import SupportTable, VersionEntry
 
+
 def compare_packages(first: Inspection, second: Inspection) -> Comparison:
     """Differences of `second` from `first`. Files are compared by hash if both have one, else by size."""
     both = (first, second)

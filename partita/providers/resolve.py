@@ -23,7 +23,7 @@ from partita.observations.codes import ReasonCode
 from partita.observations.native_text import cut, without_signatures
 from partita.observations.patterns import LogPattern
 from partita.observations.text_format import clean
-from partita.providers.base import OPTIONS, OTHER_RUNTIME, Option, Provider
+from partita.providers.base import OPTIONS, OTHER_RUNTIME, Provider
 from partita.providers.options import SUFFIX, generic_provider
 from partita.remedies import Remedy
 

@@ -13,7 +13,7 @@ from partita.errors import ReportError, UsageError
 from partita.observations.records import ChainEntry
 from partita.options.reports import CheckOptions
 from partita.partition_reports.records import Cache, CacheState
-from tests.check.test_requirements import QUERY, SLOW, PROVIDERS, having, inside, required
+from tests.check.test_requirements import PROVIDERS, QUERY, SLOW, having, inside, required
 from tests.partition_reports.report_changes import each_node, each_phase, mixed, moved, with_cost
 from tests.partition_reports.samples import (
     CPU,

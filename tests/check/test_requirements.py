@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import pytest
 
 from partita.check.gate import find
@@ -164,5 +163,3 @@ def test_invalid_requirement_raises_single_line_usage_error(text, words):
     with pytest.raises(UsageError) as caught:
         parse_requirement(text, PROVIDERS)
     assert words in str(caught.value) and "\n" not in str(caught.value)
-
-
