@@ -33,7 +33,7 @@ from partita.partition_reports.outcome import (
     too_few_steps,
 )
 from partita.partition_reports.placement import subgraph_copies
-from partita.partition_reports.records import Phase, Report, Subgraphs
+from partita.partition_reports.records import NodePlacement, Phase, Report, SubgraphNode, Subgraphs
 from partita.partition_reports.render.show import Views, terminal_view
 from partita.partition_reports.sections.model import Document, Section, table
 
@@ -157,7 +157,8 @@ def _count_unavailable(report: Report, _: Phase) -> Figure:
 def _cpu_nodes(_: Report, phase: Phase) -> Figure:
     """Nodes on the CPU provider, with control-flow subgraphs. Nodes without a known provider may be on it."""
     bodies = phase.subgraphs or Subgraphs(nodes=0, copies=None)
-    found = [*(node for node in phase.nodes if node.provider == CPU), *bodies.on_cpu]
+    found: list[NodePlacement | SubgraphNode] = [node for node in phase.nodes if node.provider == CPU]
+    found += bodies.on_cpu
     names = (f"{node.name} ({node.op_type})" if node.op_type else node.name for node in found)
     if not bodies.is_known:
         return _counted("node", names, f" on {CPU}", math.inf, "nodes in control-flow subgraphs are not listed")
@@ -254,7 +255,8 @@ def _select(selectors: Sequence[Condition], phase: Phase, report: Report) -> tup
 
     def matches(row: PlacedRow, selector: Condition) -> bool:
         """A row without a value matches neither = nor !=; no reason is a value."""
-        node, values = row.node, {reason.reason for reason in row.skipped.values()}
+        node = row.node
+        values: set[str] = {reason.reason for reason in row.skipped.values()}
         if selector.field == "op":
             fused = (each.op_type for each in row.executed if each.op_type not in files.get(each.name, ()))
             values = {name for name in (node.op_type, *fused) if name is not None}

@@ -25,7 +25,7 @@ def compare_packages(first: Inspection, second: Inspection) -> Comparison:
     headline = f"Different: {listing(f'{subject} ({count})' for subject, count in counted.items())}"
     if found.same:
         headline = "No differences"
-        if not all(file.sha256 or file.size_bytes is None for each in both for file in each.files):
+        if not all(each.files and all(file.sha256 or file.size_bytes is None for file in each.files) for each in both):
             headline = "No known differences; file contents were not compared, because some files have no hash"
     return found.model_copy(update={"headline": headline})
 

@@ -130,7 +130,7 @@ class PlacedRow:
     def causes(self, active: Sequence[str]) -> Mapping[Value, Mapping[str, str]]:
         """Skipped provider -> why the node is not on it; None: the first available one."""
         found: dict[Value, Mapping[str, str]] = {name: _evidence(why) for name, why in self.skipped.items()}
-        return found | {None: _evidence(entry.first_active(active)) for entry in self.fallbacks}
+        return found | ({None: _evidence(self.fallbacks[-1].first_active(active))} if self.fallbacks else {})
 
 
 def placed_rows(report: Report, phase: Phase, *, memcpy: bool = False) -> list[PlacedRow]:

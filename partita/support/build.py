@@ -150,7 +150,9 @@ def deciding_factors(
             for factor in sorted(unsupported[number] - harmless):
                 forms_of.setdefault(factor, set()).add(number)
         # Factors of exactly the same forms are not separable.
-        groups = grouped(forms_of, lambda factor: frozenset(forms_of[factor]))
+        groups: dict[frozenset[int], list[str]] = {}
+        for factor, forms in forms_of.items():
+            groups.setdefault(frozenset(forms), []).append(factor)
         if not groups:
             return tuple(found), len(open_forms)
         covered = max(groups, key=lambda forms: (len(forms), [-number for number in sorted(forms)]))
