@@ -52,6 +52,7 @@ Finding = tuple[bool, str]
 """Whether a condition holds, with the value and the nodes that violate it."""
 MOST_NAMES = 6
 """Maximum listed names, or groups of names, that violate a condition."""
+FOLDED = "ONNX Runtime folded the whole graph at load time"
 UNSEEN_COPIES = "some copies in control-flow subgraphs may be unknown"
 
 
@@ -99,7 +100,12 @@ def find(requirement: Requirement, report: Report) -> Finding:
     for measure in requirement.measures:
         nodes = partial(_count_nodes, requirement.selectors, measure)
         figure, in_main = FIGURES.get(measure.field, (nodes, False))
-        measured = [phase for phase in phases if not in_main or phase is main_phase(report)]
+        folded = [phase for phase in phases if phase.folded_nodes is not None and measure.field == "share"]
+        found += (
+            [(True, f"share does not apply in {listing(each.name for each in folded)}: {FOLDED}")] if folded else []
+        )
+        others = [phase for phase in phases if phase not in folded]
+        measured = [phase for phase in others if not in_main or phase is main_phase(report)]
         for value, where in grouped(measured, partial(figure, report)).items():
             found.append(decide(value, measure.sign, measure.limit, f" in {listing(phase.name for phase in where)}"))
     failed = [text for is_met, text in found if not is_met]
