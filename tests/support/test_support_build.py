@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from partita.support.build import deciding_factors, short, support_level
-from partita.support.records import Condition, ModelNodes
+from partita.support.build import deciding_factors, support_level
+from partita.support.records import Condition, ModelNeed
 from tests.support.tables import answer, form, table
 
 FLOAT, HALF, WHOLE = "T=tensor(float)", "T=tensor(float16)", "T=tensor(int64)"
@@ -27,21 +27,6 @@ def test_invalid_outcomes_do_not_affect_support_level(outcomes, expected):
     assert support_level(answer("Cast", outcome, FLOAT) for outcome in outcomes) == expected
 
 
-@pytest.mark.parametrize(
-    ("kind", "expected"),
-    [
-        ("tensor(float)", "float32"),
-        ("tensor(double)", "float64"),
-        ("seq(tensor(float))", "seq(float32)"),
-        ("optional(seq(tensor(int64)))", "optional(seq(int64))"),
-        ("map(int64,tensor(float))", "map(int64, float32)"),
-        ("sparse_tensor(float)", "sparse_tensor(float32)"),
-    ],
-)
-def test_type_names_are_shortened(kind, expected):
-    assert short(kind) == expected
-
-
 def test_types_are_grouped_by_outcome_and_forms_are_separate():
     made = table(
         answer("Cast", "supported", FLOAT),
@@ -59,7 +44,7 @@ def test_types_are_grouped_by_outcome_and_forms_are_separate():
     assert version.types.beyond_limit == 7
     assert [condition.factors for condition in version.conditions] == [("mode=b",)]
     assert [(said.text, said.variants) for said in version.messages] == [("no kernel", 2)]
-    assert (made.variants.supported, made.variants.rejected, made.variants.invalid) == (2, 2, 1)
+    assert [made.variants[each] for each in ("supported", "rejected", "invalid")] == [2, 2, 1]
 
 
 def test_rejected_type_explains_form_before_attributes():
@@ -90,7 +75,7 @@ def test_model_operators_get_outcome_of_their_types(kind, expected):
     made = table(
         answer("Cast", "supported", FLOAT),
         answer("Cast", "rejected", HALF),
-        model_nodes=(ModelNodes("", "Cast", 13, ((name, text),), 4),),
+        model_nodes=(ModelNeed(domain="", operator="Cast", since=13, types={name: text}, nodes=4),),
     )
     assert [(need.nodes, need.outcome) for need in made.model_operators] == [(4, expected)]
 
