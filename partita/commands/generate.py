@@ -137,7 +137,7 @@ def _check_saving(options: GenerateCommand) -> None:
     unused = {each.name for cls in (SpeculationOptions, Sampling, PlacementLimits) for each in describe_fields(cls)}
     unused |= {"prefix", "stop", "input", "report", "as_json"} | ({"chat"} if options.system is None else set())
     every = describe_fields(GenerateCommand)
-    given = [each.flag for each in every if each.name in unused and getattr(options, each.name) != each.field.default]
+    given = [each.flag for each in every if each.name in unused and getattr(options, each.name) != each.default]
     if given:
         raise UsageError(f"--save-prefix generates nothing; omit {listing(given)}")
     if len(options.prompts) != (options.system is None):

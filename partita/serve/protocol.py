@@ -31,7 +31,7 @@ from starlette.responses import Response
 
 from partita.errors import GenerationError, PartitaError, UsageError
 from partita.library.engine.requests import BETWEEN_PARTS, TEXT_PARTS
-from partita.options.fields import DescribedField, Range, describe_fields
+from partita.options.fields import Option, Range, describe_fields
 from partita.options.generation import Sampling
 from partita.runtime.generate.text.stop_strings import MOST_CHARACTERS
 
@@ -173,8 +173,8 @@ class Message(Model):
         return {"role": self.role, "content": content, **{key: value for key, value in given.items() if value}}
 
 
-def _sampling_field(each: DescribedField) -> Any:
-    limits = each.option.range or Range()
+def _sampling_field(each: Option) -> Any:
+    limits = each.range or Range()
     least, most = (value if math.isfinite(value) else None for value in (limits.minimum, limits.maximum))
     return Annotated[each.type | None, Field(ge=least, le=most)], None
 

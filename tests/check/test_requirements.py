@@ -192,5 +192,5 @@ def test_invalid_requirement_raises_single_line_usage_error(text, words):
 def test_every_requirement_field_is_documented(field):
     page = (REPOSITORY / "docs" / "reports.md").read_text(encoding="utf-8")
     assert f"`{field}`" in page.partition("### Conditions")[2].partition("```")[0]
-    told = next(each.option.help for each in describe_fields(CheckCommand) if each.name == "require")
+    told = next(each.help for each in describe_fields(CheckCommand) if each.name == "require")
     assert re.search(rf"\b{field}\b", told)
