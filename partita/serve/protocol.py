@@ -290,7 +290,6 @@ class CompletionRequest(CompletionsBase):
         return self
 
 
-CHAT, COMPLETION = ChatRequest, CompletionRequest
 Kind = TypeVar("Kind", bound=CompletionsBase)
 
 
@@ -408,11 +407,6 @@ def run_error(error: PartitaError | None) -> ApiError:
     message = "The generation failed." if error is None else sentence(error.message)
     headers = DO_NOT_RETRY if isinstance(error, GenerationError) else {}  # caused by the request, e.g. NaN logits
     return ApiError(500, message, SERVER, code="generation_failed", headers=headers)
-
-
-def internal_error() -> ApiError:
-    """500: a bug; details are only logged for the operator."""
-    return ApiError(500, "The server had an internal error while processing the request.", SERVER)
 
 
 def sentence(text: str) -> str:

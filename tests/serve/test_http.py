@@ -38,7 +38,7 @@ def test_head_returns_headers_of_get_without_body(server, path):
 
 def test_internal_error_returns_500_and_details_only_in_log(server, monkeypatch):
     with monkeypatch.context() as patched:
-        patched.setattr(server.server.endpoints, "names", None)
+        patched.setattr(server.server.app, "names", None)
         answers = [server.get("/v1/models"), server.post(COMPLETION, GOOD[COMPLETION])]
     for answer in answers:
         error = said(answer, 500)
@@ -120,7 +120,7 @@ def test_foreign_origin_returns_403(server, origin):
 
 def test_allowed_origin_gets_cors_headers_and_keyless_preflight(package):
     page = "http://app.example:3000"
-    with running({"tiny": package}, keys=("secret",), origins=(page,)) as guarded:
+    with running({"tiny": package}, api_key=["secret"], allowed_origin=[page]) as guarded:
         wanted = {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}
         preflight = httpx.options(f"{guarded.url}{COMPLETION}", headers={"origin": page, **wanted})
         assert preflight.status_code == 200 and preflight.headers["access-control-allow-origin"] == page
@@ -132,7 +132,7 @@ def test_allowed_origin_gets_cors_headers_and_keyless_preflight(package):
             assert answer.status_code == 200 and answer.headers["access-control-allow-origin"] == page
         assert guarded.post(COMPLETION, GOOD[COMPLETION], headers={"origin": page}).status_code == 401
         assert guarded.post(COMPLETION, GOOD[COMPLETION], headers={"origin": "null", **key}).status_code == 403
-    with running({"tiny": package}, origins=("*",)) as public:
+    with running({"tiny": package}, allowed_origin=["*"]) as public:
         answer = public.get("/v1/models", headers={"origin": "http://any.example", "host": "any.example"})
         assert answer.status_code == 200 and answer.headers["access-control-allow-origin"] == "*"
 
