@@ -233,16 +233,6 @@ def test_ctrl_c_exits_130_and_writes_report(tiny_checkpoint, exported, tmp_path)
     assert totals["finish_reason"] == "interrupted" and 0 < totals["new_tokens"] < 200
 
 
-def test_json_replaces_nan_and_infinity_with_null() -> None:
-    from partita.commands.verify import _without_nan
-
-    class Figures(BaseModel):
-        a: list[float]
-        b: float
-
-    assert _without_nan(Figures(a=[float("nan"), 1.5], b=float("inf"))) == {"a": [None, 1.5], "b": None}
-
-
 def test_debug_shows_the_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["report", "show", str(tmp_path / "absent.json")], debug=True) == 1
     assert "Traceback" in capsys.readouterr().err

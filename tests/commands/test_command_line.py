@@ -264,16 +264,6 @@ def test_invalid_value_error_names_option(given: Any, says: str) -> None:
         check_fields(given)
 
 
-@pytest.mark.parametrize(
-    ("words", "verb"), [(["help"], []), (["help", "help"], []), (["help", "generate"], ["generate"])]
-)
-def test_help_command_prints_same_text_as_help_option(words, verb, capsys):
-    assert run(words) == 0
-    said = capsys.readouterr().out
-    assert run([*verb, "--help"]) == 0
-    assert said == capsys.readouterr().out
-
-
 def test_option_aliases_are_accepted(tmp_path, capsys):
     for command in (["generate", "p", "hi"], ["run", "p", "hi"], ["chat", "p"], ["bench", "p"]):
         assert "--max-new-tokens" in fails(capsys, 2, "", *command, "--max-tokens", "0")

@@ -142,26 +142,6 @@ def offered(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     return ask
 
 
-@pytest.fixture
-def partita(tmp_path: Path) -> dict[str, str]:
-    """An environment in which `partita` is the command of this tree, and HOME is empty."""
-    (tmp_path / "bin").mkdir()
-    program = tmp_path / "bin" / "partita"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m partita "$@"\n', encoding="utf-8")
-    program.chmod(0o755)
-    home = tmp_path / "home"
-    home.mkdir()
-    path = f"{program.parent}{os.pathsep}{os.environ['PATH']}"
-    return {**os.environ, "PATH": path, "PYTHONPATH": str(REPOSITORY), "HOME": str(home)}
-
-
-def found(shell: str) -> str:
-    path = shutil.which(shell)
-    require(f"the shell {shell}", path is not None)
-    assert path is not None
-    return path
-
-
 def test_completion_offers_commands_and_options(offered: Offered) -> None:
     assert offered("partita ex") == ["export"]
     assert {"show", "html", "diff", "check"} <= set(offered("partita report "))
@@ -186,19 +166,6 @@ def test_completion_offers_only_unused_providers_in_chain(offered: Offered) -> N
     chains = offered("partita generate p --provider webgpu,")
     assert "webgpu,cpu" in chains and "webgpu,webgpu" not in chains
     assert offered("partita generate p --provider webgpu,cp") == ["webgpu,cpu"]
-
-
-def test_bash_completion_script_completes(partita: dict[str, str]):
-    script = (
-        'eval "$(partita --show-completion)"\n'
-        'ask() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _partita_completion partita; echo ${COMPREPLY[@]}; }\n'
-        "ask partita gen; ask partita generate p --provider webgpu,c; ask partita report sh"
-    )
-    done = subprocess.run([found("bash"), "-c", script], env=partita, capture_output=True, text=True)
-    assert done.stderr == ""
-    assert done.stdout.splitlines()[0] == "generate"
-    assert "webgpu,cpu" in done.stdout.splitlines()[1].split()
-    assert done.stdout.splitlines()[2] == "show"
 
 
 def test_completion_is_fast_and_imports_no_heavy_library():

@@ -164,13 +164,3 @@ def test_suggested_onnx_runtime_build_removes_reason(environment, provider, fits
         assert entry["reason"] != reason
     else:
         assert (entry["reason"], entry["remedy"]) == (reason, remedy.text)
-
-
-# pins
-
-
-@cases("target", lambda environment: targets(environment) if environment.name == "qnn" else [])
-def test_suggested_removal_of_pins_opens_model(environment, target, partita, model):
-    words = ("place", model("old_names"), "--provider", f"{target.provider},cpu")
-    refused(partita(*words, "--pin", "cpu:/layers.1/mlp"), "does not open this model with", WITHOUT_PINS.text)
-    honoured(partita(*words))
