@@ -205,6 +205,7 @@ def run_batch(options: GenerateCommand, seed: int | None, target: Target, manife
         prefix=None if prefix is None else read_content(prefix),
     )
     identity = {"seed": seed, "adapter": options.adapter, "token_ids": options.token_ids}
+    contents = contents_hash(package, manifest)
     with rows_file(Path(options.input or "")) as rows:
         source = scan_file(rows)
 
@@ -212,9 +213,9 @@ def run_batch(options: GenerateCommand, seed: int | None, target: Target, manife
             """Answer the rows with a bar, and print a line at the end, also after SIGTERM."""
             try:
                 with bar:
-                    hashed = contents_hash(package, manifest)
-                    given = {"package": hashed, "options": identity, "on_progress": bar.show}
-                    result = run_file(source, output, answer, defaults, **given)
+                    result = run_file(
+                        source, output, answer, defaults, package=contents, options=identity, on_progress=bar.show
+                    )
             except BaseException:
                 if bar.last is not None and bar.last.done:
                     note(interrupted_text(output, bar.last.done, bar.last.rows))
@@ -226,11 +227,10 @@ def run_batch(options: GenerateCommand, seed: int | None, target: Target, manife
             return _run_here(options, target, manifest, sink, defaults, follow)
         from partita.library.batches.cluster import answer_on_cluster
 
-        answer = partial(answer_on_cluster, options=options, manifest=manifest, count=source.rows)
-        result = follow(answer, RowBar())
+        result = follow(partial(answer_on_cluster, options=options, manifest=manifest, count=source.rows), RowBar())
         if options.as_json:
-            fields = {"package": str(package), "address": options.address, "input": str(options.input)}
-            print_record(ClusterResult.copy_of(result, **fields))
+            paths = {"package": str(package), "input": str(options.input)}
+            print_record(ClusterResult.copy_of(result, address=options.address, **paths))
         return 0
 
 
