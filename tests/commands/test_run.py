@@ -156,7 +156,7 @@ def test_model_commands_share_cached_export(cache, exported, capsys, monkeypatch
     assert "tokens/s" in texts(capsys, "bench", *model, "--against", exported, "--rounds", 1, *short)
     served: list[Path] = []
 
-    def refuse(name: str, package: Path, *others: object) -> None:
+    def refuse(name: str, package: Path, *others: object, **more: object) -> None:
         served.append(package)
         raise UsageError(name)
 
