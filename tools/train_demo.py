@@ -420,7 +420,8 @@ def train(
     gains = ([p for p in model.parameters() if p.ndim == 1], 0.0)
     groups = [{"params": params, "weight_decay": decay} for params, decay in (decayed, gains)]
     optimizer = torch.optim.AdamW(groups, lr=settings.peak_lr, betas=(0.9, 0.95), fused=True)
-    packer, loss_of = Packer(rows, settings.seed), next_token_loss
+    packer = Packer(rows, settings.seed)
+    loss_of: Callable[..., torch.Tensor] = next_token_loss
     if shutil.which("g++") or shutil.which("clang++"):  # 0.35 instead of 0.6 s a step on two cores
         loss_of = torch.compile(next_token_loss, dynamic=False)
     curve: list[dict[str, float]] = []

@@ -154,7 +154,7 @@ def _describe(field: Field[Any], hint: Any, option: Option, group: str) -> Optio
     kind, choices = given[0] if len(given) == 1 else Union[given], option.choices  # noqa: UP007
     if get_origin(kind) is Literal:
         kind, choices = str, choices or get_args(kind)
-    facts = {"name": field.name, "type": kind, "optional": NoneType in parts, "default": field.default}
+    facts: dict[str, Any] = {"name": field.name, "type": kind, "optional": NoneType in parts, "default": field.default}
     return replace(option, choices=choices, argument=option.argument or field.name, group=group, **facts)
 
 
