@@ -259,7 +259,11 @@ def _run_here(
             note("no rows were processed, so there is no report")
         elif sink is not None:
             request = ReportRequest(
-                finish_reason="stop" if error is None else "error" if isinstance(error, PartitaError) else "interrupted",
+                finish_reason="stop"
+                if error is None
+                else "error"
+                if isinstance(error, PartitaError)
+                else "interrupted",
                 finish_detail=str(error or ""),
                 complete=error is None,
                 tokenizer_load_seconds=model.text_seconds,

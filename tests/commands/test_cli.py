@@ -16,7 +16,6 @@ from typing import Any
 
 import jsonschema
 import pytest
-from pydantic import BaseModel
 
 from partita.cli import run
 from partita.library.exporting import run_export

@@ -120,8 +120,6 @@ def test_place_prints_brief_report_and_full_tables(tmp_path, capsys):
     assert "--full and --json select different views" in capsys.readouterr().err
 
 
-
-
 @pytest.mark.parametrize(
     ("graph", "told"),
     [

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import resource
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -14,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from partita.cli import run
-from tests.conftest import REPOSITORY, require
+from tests.conftest import REPOSITORY
 
 HEAVY = ("torch", "onnxruntime", "transformers", "onnx", "numpy", "starlette", "uvicorn", "prometheus_client")
 IMPORT_LIMIT_SECONDS = 0.06

@@ -12,12 +12,11 @@ from partita.diagnosis.reasons import REASONS
 from partita.providers.base import OTHER_RUNTIME
 from partita.providers.resolve import REMEDIES
 from partita.remedies import Remedy
-from partita.runtime.chain.open_chain import WITHOUT_PINS
 from partita.runtime.chain.provider_state import OTHER_OPSET
 from partita.runtime.lab import probes
 from tests.conftest import require
-from tests.contract.cases import cases, targets
-from tests.contract.commands import chain_entry, device_is_there, execute, generated, honoured, refused
+from tests.contract.cases import cases
+from tests.contract.commands import chain_entry, device_is_there, execute, generated, honoured
 from tests.planted.cases import CASES, Case, Run
 from tests.planted.judge import ORT_NAMES, Outcome, compile_library, outcomes
 from tests.remedies import pattern

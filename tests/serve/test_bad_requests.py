@@ -138,7 +138,9 @@ def test_unknown_field_returns_400_with_suggestion(server):
 @pytest.mark.parametrize("path", [CHAT, COMPLETION])
 def test_no_op_field_values_are_accepted(server, path):
     """null for every field (including fields of other servers), and default values of other servers."""
-    nothing = dict.fromkeys({**protocol.ChatRequest.model_fields, **protocol.CompletionRequest.model_fields, "guided_json": None})
+    nothing = dict.fromkeys(
+        {**protocol.ChatRequest.model_fields, **protocol.CompletionRequest.model_fields, "guided_json": None}
+    )
     assert server.post(path, {**nothing, **GOOD[path]}).status_code == 200
     nothing = {"use_beam_search": False, "length_penalty": 1.0, "bad_words": [], "priority": 3, "logit_bias": {"5": 0}}
     nothing |= {"add_special_tokens": path == COMPLETION}
@@ -155,7 +157,9 @@ def test_every_sampling_option_is_a_validated_request_field():
         field = protocol.ChatRequest.model_fields[name]
         assert field.default is None and field.annotation is not None, name
         body = GOOD[CHAT] | {name: option.off_value}
-        assert protocol.read_body(protocol.ChatRequest, json.dumps(body).encode()).sampling() == {name: option.off_value}
+        assert protocol.read_body(protocol.ChatRequest, json.dumps(body).encode()).sampling() == {
+            name: option.off_value
+        }
         with pytest.raises(ApiError):
             protocol.read_body(protocol.ChatRequest, json.dumps(GOOD[CHAT] | {name: -7}).encode())
 

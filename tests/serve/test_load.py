@@ -132,7 +132,11 @@ def test_request_timeout_returns_504_or_stream_error_event(package):
 
 def test_request_limit_returns_503(package):
     key = {"authorization": "Bearer secret"}
-    with running({"tiny": package}, max_requests=1, api_key=["secret"]) as single, single.slowly(), ThreadPoolExecutor(1) as pool:
+    with (
+        running({"tiny": package}, max_requests=1, api_key=["secret"]) as single,
+        single.slowly(),
+        ThreadPoolExecutor(1) as pool,
+    ):
         long = pool.submit(single.post, COMPLETION, LONG, headers=key)
         until(lambda: single.models["tiny"].open_prompts == 1)
         answer = single.get("/v1/models", headers=key)
