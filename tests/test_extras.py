@@ -68,12 +68,7 @@ def named(done: subprocess.CompletedProcess[str]) -> str:
 
 
 @pytest.mark.parametrize(
-    "verb",
-    [
-        ["generate", "PACKAGE", "hi"],
-        ["place", "PACKAGE/model.onnx", "--provider", "cpu"],
-    ],
-    ids=" ".join,
+    "verb", [["generate", "PACKAGE", "hi"], ["place", "PACKAGE/model.onnx", "--provider", "cpu"]], ids=" ".join
 )
 def test_missing_onnx_runtime_error_names_runtime_extras(package, tmp_path, verb):
     arguments = [argument.replace("PACKAGE", str(package)) for argument in verb]

@@ -147,11 +147,7 @@ def below_a_link(path: Path, folder: Path) -> Path:
     return folder / "around" / path.name
 
 
-WAYS: list[Callable[[Path, Path], Path]] = [
-    lambda path, folder: path,
-    linked,
-    below_a_link,
-]
+WAYS: list[Callable[[Path, Path], Path]] = [lambda path, folder: path, linked, below_a_link]
 
 
 @pytest.fixture(scope="module")

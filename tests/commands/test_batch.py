@@ -155,36 +155,6 @@ def test_row_error_names_the_field(summing, tmp_path, capsys, fields, said):
     assert said in row["error"] and "--" not in row["error"] and "1 row" in capsys.readouterr().err
 
 
-def test_invalid_arguments_fail_before_model_is_loaded(summing, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("partita.library.engine.local.load_runner", None)
-    source, out = written(tmp_path / "in.jsonl", ROWS[:2]), tmp_path / "out.jsonl"
-    out.write_text("mine\n")
-    package = str(summing)
-    for arguments, said in (
-        (words(summing, source, out), "exists already"),
-        (words(summing, source, source), "the same file as"),
-        (words(summing, source, summing / "out.jsonl"), "inside"),
-        (words(summing, tmp_path / "in.csv", tmp_path / "o.jsonl"), "must end in one of"),
-        (words(summing, tmp_path / "gone.jsonl", tmp_path / "o.jsonl"), "no such file"),
-        (words(summing, source, tmp_path / "o.jsonl", "-p", "1"), "use one of them"),
-        (["generate", package, "--input", str(source)], "--output"),
-        (["generate", package, "1", "--output", str(out)], "--input"),
-    ):
-        assert run(arguments) == 2, said
-        assert said in capsys.readouterr().err
-    assert out.read_text() == "mine\n"
-
-
-@pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.partial", "./out.jsonl"])
-def test_report_path_must_differ_from_output_and_journal(summing, tmp_path, monkeypatch, capsys, name):
-    """Neither file exists when the command starts."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "in.jsonl").write_text('{"tokens": [1, 2]}\n')
-    assert run(words(summing, Path("in.jsonl"), Path("out.jsonl"), "--report", name)) == 2
-    assert "which this command writes as well; name another" in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["in.jsonl"]
-
-
 @pytest.mark.usefixtures("no_bytecode")
 def test_full_disk_on_publish_keeps_completed_rows(summing, tmp_path, capsys, monkeypatch):
     """RLIMIT_FSIZE stops the Parquet table, which is larger than the journal."""

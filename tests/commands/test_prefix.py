@@ -120,35 +120,6 @@ def _metadata(file: Path) -> dict[str, str]:
         return dict(opened.metadata())
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "says"),
-    [
-        (("a", "b", "--save-prefix", "f"), 2, "--save-prefix stores one text"),
-        (("a", "--chat", "--save-prefix", "f"), 2, "omit --chat"),
-        (("a", "--save-prefix", "f", "--report", "r.json"), 2, "omit --report"),
-        (("a", "--save-prefix", "f", "--max-copies", "0"), 2, "omit --max-copies"),
-        (
-            ("a", "--save-prefix", "f", "-n", "5", "--seed", "1"),
-            2,
-            "--seed",
-        ),
-        (
-            ("--input", "f", "--output", "g", "--address", "local", "--prefix", "h"),
-            2,
-            "--address cannot be combined with",
-        ),
-        (("a", "--system", "b", "--prefix", "f"), 2, "omit --system"),
-        (("", "--save-prefix", "f"), 1, "the prompt is empty"),
-        (("a b c d e f g h", "--save-prefix", "/dev/full"), 1, "/dev/full: cannot write the prefix: No space left"),
-    ],
-)
-def test_invalid_prefix_options_fail_with_message(package, tmp_path, monkeypatch, capsys, words, code, says):
-    monkeypatch.chdir(tmp_path)
-    assert generate(package, *words) == code
-    assert says in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
-
-
 def rows_of(tmp_path: Path, package: Path, lines: list[dict[str, Any]], *options: object, code: int = 0) -> list[Any]:
     """The answers to a file of rows."""
     source, output = tmp_path / "rows.jsonl", tmp_path / f"{len(list(tmp_path.iterdir()))}.jsonl"

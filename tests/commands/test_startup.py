@@ -116,11 +116,7 @@ PROVIDERS = ("cpu", "cuda", "openvino", "webgpu")
 def variables(shell: str, line: str) -> dict[str, str]:
     """Environment of a question about a line; a blank at the end begins a new word."""
     words = line.split(" ")
-    return {
-        "_PARTITA_COMPLETE": f"complete_{shell}",
-        "COMP_WORDS": "\n".join(words),
-        "COMP_CWORD": str(len(words) - 1),
-    }
+    return {"_PARTITA_COMPLETE": f"complete_{shell}", "COMP_WORDS": "\n".join(words), "COMP_CWORD": str(len(words) - 1)}
 
 
 Offered = Callable[[str], list[str]]

@@ -250,10 +250,7 @@ def test_tokenizer_error_names_parameter_without_server_path(server, monkeypatch
 
 @pytest.mark.parametrize(
     ("path", "body"),
-    [
-        (COMPLETION, {"prompt": "a" * 3_900_000}),
-        (CHAT, {"messages": [{"role": "user", "content": "b" * 3_900_000}]}),
-    ],
+    [(COMPLETION, {"prompt": "a" * 3_900_000}), (CHAT, {"messages": [{"role": "user", "content": "b" * 3_900_000}]})],
 )
 def test_overlong_text_returns_400_quickly(server, path, body):
     began = time.monotonic()

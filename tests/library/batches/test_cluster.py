@@ -221,18 +221,3 @@ def test_missing_ray_is_reported_as_not_installed(tmp_path, capsys, monkeypatch)
     monkeypatch.setitem(sys.modules, "ray", None)
     assert run(Files(tmp_path, 2).words("--address", "auto")) == 1
     assert capsys.readouterr().err.startswith("partita: ray is not installed; ")
-
-
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [
-        (("--workers", "2"), "give its address with --address"),
-        (("--address", "nowhere"), "use auto, local or HOST:PORT"),
-        (("--address", "auto", "--workers", "0"), "must be between 1"),
-        (("--address", "auto", "--max-cpu-nodes", "0"), "--address cannot be combined with"),
-        (("--address", "auto", "--report", "r.json"), "--address cannot be combined with"),
-    ],
-)
-def test_invalid_cluster_options_are_usage_errors(tmp_path, capsys, more, said):
-    assert run(Files(tmp_path, 2).words(*more)) == 2
-    assert said in capsys.readouterr().err
