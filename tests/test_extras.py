@@ -125,21 +125,6 @@ def test_installed_wheel_with_missing_files_suggests_reinstall(package, tmp_path
     assert "pip install --force-reinstall --no-deps onnxruntime" in line
 
 
-def test_empty_onnxruntime_folder_is_not_an_installation(package, tmp_path):
-    (tmp_path / "onnxruntime").mkdir()
-    script = (
-        f"import sys; sys.path[:] = [{str(tmp_path)!r}, {str(REPOSITORY)!r}, *sys.path]\n"
-        "import importlib.util, importlib.machinery\n"
-        "spec = importlib.machinery.ModuleSpec('onnxruntime', None)\n"
-        f"spec.submodule_search_locations = [{str(tmp_path)!r}]\n"
-        "sys.modules['onnxruntime'] = importlib.util.module_from_spec(spec)\n"
-        f"sys.argv[:] = ['partita', 'verify', {str(package)!r}]\n"
-        "from partita.cli import main; main()"
-    )
-    line = named(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False))
-    assert "onnxruntime" in line and "--force-reinstall" in line
-
-
 def test_undeclared_module_of_foreign_code_is_explained():
     told = extras.explain(ModuleNotFoundError("No module named 'causal_conv1d'", name="causal_conv1d"), foreign=True)
     assert told is not None and "causal_conv1d" in str(told)
