@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -88,37 +86,3 @@ def test_child_process_outcomes_are_reported_in_session(venvs):
     assert code == 1 and "1 failed, 1 passed, 1 skipped" in out, out
     assert "assert 'webgpu' == 'elsewhere'" in out, "the failure text comes along"
     assert "because it says so" in out
-
-
-ONE = """
-import time, pytest
-from pathlib import Path
-@pytest.fixture(scope="package", autouse=True)
-def once():
-    print("package begins")
-    yield
-@pytest.mark.parametrize("number", range(20))
-def test_one(number):
-    begun, last = Path(__file__).parents[1] / "begun", "d" in Path(__file__).parent.name
-    if last:
-        begun.touch()
-    while not begun.exists():
-        time.sleep(0.02)
-"""
-
-
-@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one core")
-def test_shared_test_files_run_each_test_exactly_once() -> None:
-    """The first file waits for a test of the last file; tests of the parent process run before the waiting ones."""
-    with tempfile.TemporaryDirectory(dir=REPOSITORY / "build") as inside:
-        folders = [Path(inside) / name for name in "abcd"]
-        for folder in folders:
-            folder.mkdir()
-            (folder / f"test_in_{folder.name}.py").write_text(ONE)
-        last = folders[3] / "test_last.py"
-        last.write_text('import pytest\npytestmark = pytest.mark.environment("main")\ndef test_here(): pass\n')
-        code, out = session(inside, "--share", "--environments", "main", "-v")
-    assert code == 0 and "81 passed" in out, out
-    assert out.index("test_last.py::test_here") < out.index("test_in_d.py::test_one[0]")
-    counts = dict(re.findall(r"^(main suite|beside) .* (\d+) +0 +0 +\d+$", out, re.M))
-    assert int(counts["main suite"]) + int(counts["beside"]) == 80, out

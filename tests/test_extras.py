@@ -68,12 +68,7 @@ def named(done: subprocess.CompletedProcess[str]) -> str:
 
 
 @pytest.mark.parametrize(
-    "verb",
-    [
-        ["generate", "PACKAGE", "hi"],
-        ["place", "PACKAGE/model.onnx", "--provider", "cpu"],
-    ],
-    ids=" ".join,
+    "verb", [["generate", "PACKAGE", "hi"], ["place", "PACKAGE/model.onnx", "--provider", "cpu"]], ids=" ".join
 )
 def test_missing_onnx_runtime_error_names_runtime_extras(package, tmp_path, verb):
     arguments = [argument.replace("PACKAGE", str(package)) for argument in verb]
@@ -128,21 +123,6 @@ def test_installed_wheel_with_missing_files_suggests_reinstall(package, tmp_path
     """Happens after two ONNX Runtime wheels were installed and one removed; pip would skip the extra."""
     line = named(without(tmp_path, ("onnxruntime",), (), "verify", package))
     assert "pip install --force-reinstall --no-deps onnxruntime" in line
-
-
-def test_empty_onnxruntime_folder_is_not_an_installation(package, tmp_path):
-    (tmp_path / "onnxruntime").mkdir()
-    script = (
-        f"import sys; sys.path[:] = [{str(tmp_path)!r}, {str(REPOSITORY)!r}, *sys.path]\n"
-        "import importlib.util, importlib.machinery\n"
-        "spec = importlib.machinery.ModuleSpec('onnxruntime', None)\n"
-        f"spec.submodule_search_locations = [{str(tmp_path)!r}]\n"
-        "sys.modules['onnxruntime'] = importlib.util.module_from_spec(spec)\n"
-        f"sys.argv[:] = ['partita', 'verify', {str(package)!r}]\n"
-        "from partita.cli import main; main()"
-    )
-    line = named(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False))
-    assert "onnxruntime" in line and "--force-reinstall" in line
 
 
 def test_undeclared_module_of_foreign_code_is_explained():

@@ -48,10 +48,7 @@ def test_report_show_command_is_quoted_and_runs(package, tmp_path, capsys, verb,
     folder = tmp_path / "my reports; $HOME"
     folder.mkdir()
     file = folder / "it's.json"
-    given = {
-        "generate": [PROMPT, "-n", 2, "--report", file],
-        "place": ["--report", file],
-    }
+    given = {"generate": [PROMPT, "-n", 2, "--report", file], "place": ["--report", file]}
     assert run([str(word) for word in [verb, package, "-e", "cpu", *given[verb]]]) == 0
     (command,) = re.findall(r"show it with: (.*)\)\n", capsys.readouterr().err)
     program, *words = shlex.split(command)
@@ -179,10 +176,7 @@ def test_path_that_is_no_package_is_described_with_a_remedy(package, capsys):
 # Git LFS
 
 
-@pytest.mark.parametrize(
-    ("verb", "name"),
-    [(VERBS[0], WEIGHTS), (VERBS[2], "model.onnx")],
-)
+@pytest.mark.parametrize(("verb", "name"), [(VERBS[0], WEIGHTS), (VERBS[2], "model.onnx")])
 def test_git_lfs_pointer_error_suggests_git_lfs_pull(package, name, verb, capsys):
     kept = (package / name).read_bytes()
     (package / name).write_bytes(POINTER)

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+from onnx import numpy_helper, parser
 
 from partita.cli import REPORT_VERBS, VERBS, run
 from partita.errors import ReportError
@@ -77,17 +79,9 @@ def make_files(folder: Path, package: Path, report: Path) -> Files:
 
 def write_model(path: Path) -> Path:
     """y = x + w, with w in a file beside it."""
-    import onnx
-    from onnx import TensorProto, helper, numpy_helper
-
-    graph = helper.make_graph(
-        [helper.make_node("Add", ["x", "w"], ["y"], name="add")],
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 4])],
-        [numpy_helper.from_array(np.arange(4, dtype=np.float32), "w")],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    text = "g (float[1,4] x) => (float[1,4] y) { [add] y = Add(x, w) }"
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {text}')
+    model.graph.initializer.append(numpy_helper.from_array(np.arange(4, dtype=np.float32), "w"))
     onnx.save(model, path, save_as_external_data=True, location=f"{path.name}.data", size_threshold=0)
     return path
 
@@ -153,11 +147,7 @@ def below_a_link(path: Path, folder: Path) -> Path:
     return folder / "around" / path.name
 
 
-WAYS: list[Callable[[Path, Path], Path]] = [
-    lambda path, folder: path,
-    linked,
-    below_a_link,
-]
+WAYS: list[Callable[[Path, Path], Path]] = [lambda path, folder: path, linked, below_a_link]
 
 
 @pytest.fixture(scope="module")

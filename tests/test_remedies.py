@@ -64,9 +64,7 @@ BLANKS: dict[str, Any] = {
 """What is filled into the blanks of remedies; their own names into the others."""
 POSITIONAL = {"generate": ["pkg", "1,2"], "export": ["owner/name", "out"]}
 """Arguments of a verb, where they are not one package."""
-TRIED = {
-    "git": test_hints.test_git_lfs_pointer_error_suggests_git_lfs_pull,
-}
+TRIED = {"git": test_hints.test_git_lfs_pointer_error_suggests_git_lfs_pull}
 """Programs whose commands a test carries out, or does what they do."""
 OF_SYSTEMS = {
     "ray": "comes with the extra ray",

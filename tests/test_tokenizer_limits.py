@@ -70,10 +70,7 @@ BOMBS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "token": ({"added_tokens": [{**NORMALIZED, "content": "q" * 5_000_000}]}, "its decoder can lengthen text"),
     "template": ({"post_processor": template(1000, 10_000)}, "its post_processor can lengthen text"),
-    "prefix": (
-        {"model": {**DEMO["model"], "continuing_subword_prefix": "x" * 1_000_000}},
-        "cannot be loaded",
-    ),
+    "prefix": ({"model": {**DEMO["model"], "continuing_subword_prefix": "x" * 1_000_000}}, "cannot be loaded"),
 }
 
 

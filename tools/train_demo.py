@@ -6,12 +6,8 @@ and minutes of two CPU cores. It writes two things:
 * ``OUT_FOLDER/checkpoint/``: config, bf16 weights, tokenizer and training log, in the Hugging Face layout;
 * ``OUT_FOLDER/heldout.txt``: text the model never saw, for measuring it.
 
-What the model knows: the docstrings, comment blocks and ``help()`` topics of the CPython that runs this script. It has
-about five million parameters, so it knows the tone and the common phrases of that text, and little else.
-
-The steps, in order: gather documents, set some modules aside, train a byte-level BPE tokenizer, train a Llama-type
-decoder, save it in bf16, load the saved files again and measure those. The figures of the model card are those of the
-training log. A different CPython gives different text and therefore a different model.
+The text is the docstrings, comment blocks and ``help()`` topics of the CPython that runs this script; a different
+CPython gives a different model. The figures of the model card are those of the training log.
 """
 
 import argparse
@@ -86,20 +82,6 @@ class Settings:
     threads: int = 2
 
 
-@dataclass(frozen=True)
-class Corpus:
-    """The documents, and what was counted while they were gathered."""
-
-    train: list[str]
-    heldout: list[str]
-    modules: int
-    heldout_modules: list[str]
-
-    def train_bytes(self) -> int:
-        """Return the size of the training text in UTF-8."""
-        return sum(len(text.encode()) for text in self.train)
-
-
 # --- text ------------------------------------------------------------------------------------------------------------
 
 # Tests and vendored or generated trees hold little prose; encodings/ is tables; lib2to3 is deprecated grammar code.
@@ -112,65 +94,62 @@ BOILERPLATE = re.compile(
 CREDIT = re.compile(r"\b(author|written|contributed|maintain|modified|by|from|thanks|contact|e-?mail)\b", re.IGNORECASE)
 ADDRESS = re.compile(r"[\w.+-]+(@| at )[\w-]+\.\w+")
 RULER = re.compile(r"^[^\w\"'()\[\]{}.]*([-=*#~_+])\1{3,}\W*$")
-LONG_PARAGRAPH = 100
-LONG_LINE = 40
+LONG_PARAGRAPH, LONG_LINE = 100, 40
+COMPILED = (type, types.BuiltinFunctionType, types.MethodDescriptorType, types.ClassMethodDescriptorType)
 
 
-def stable_number(text: str) -> int:
-    """Return a number that depends on the text alone (``hash`` changes from run to run)."""
+def _stable_number(text: str) -> int:
+    """A number that depends on the text alone; ``hash`` changes from run to run."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
+def _letters(text: str) -> int:
+    return sum(map(str.isalpha, text))
+
+
 def clean(text: str, keep_rulers: bool = False) -> str:
-    """Return the text without boilerplate paragraphs, rulers, trailing blanks and repeated blank lines."""
+    """Return the text without paragraphs of licences and credits, rulers, trailing blanks and repeated blank lines."""
     lines = [line.rstrip() for line in text.expandtabs().splitlines()]
-    if not keep_rulers:
-        lines = [line for line in lines if not RULER.match(line)]
-    paragraphs = re.split(r"\n{2,}", "\n".join(lines).strip("\n"))
-    return "\n\n".join(part for part in paragraphs if part.strip() and not is_boilerplate(part))
+    kept = [line for line in lines if keep_rulers or not RULER.match(line)]
+    paragraphs = re.split(r"\n{2,}", "\n".join(kept).strip("\n"))
+    return "\n\n".join(
+        part
+        for part in paragraphs
+        if part.strip() and not BOILERPLATE.search(part) and not (ADDRESS.search(part) and CREDIT.search(part))
+    )
 
 
-def is_boilerplate(paragraph: str) -> bool:
-    """Tell whether a paragraph is licence text, an editor line or a credit with an address."""
-    if BOILERPLATE.search(paragraph):
-        return True
-    return bool(ADDRESS.search(paragraph) and CREDIT.search(paragraph))
-
-
-def header(node: ast.AST, qualified: str) -> str:
-    """Return the line that introduces a documented class or function, or nothing when it would be very long."""
+def _header(node: Any, qualified: str) -> str:
+    """The line that introduces a documented module, class or function; empty when it would be very long."""
     if isinstance(node, ast.ClassDef):
         bases = ", ".join(ast.unparse(base) for base in node.bases)
         line = f"class {qualified}({bases}):" if bases else f"class {qualified}:"
-    elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+    elif isinstance(node, ast.Module):
+        line = f"module {qualified}:"
+    else:
         result = f" -> {ast.unparse(node.returns)}" if node.returns else ""
         line = f"def {qualified}({ast.unparse(node.args)}){result}:"
-    else:
-        line = f"module {qualified}:"
     return line if len(line) <= 240 else ""
 
 
-def docstring(node: ast.AST) -> str:
-    """Return the cleaned docstring of a module, class or function node."""
-    assert isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-    return clean(inspect.cleandoc(ast.get_docstring(node, clean=False) or ""))
-
-
-def definitions(node: ast.AST, prefix: str = "") -> Iterator[tuple[ast.AST, str]]:
-    """Yield the classes and functions directly inside a node, also those behind if, try and with."""
+def _definitions(node: ast.AST, prefix: str = "") -> Iterator[tuple[ast.AST, str]]:
+    """The classes and functions directly inside a node, also those behind if, try and with."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield child, prefix + child.name
         elif isinstance(child, ast.If | ast.Try | ast.With | ast.ExceptHandler):
-            yield from definitions(child, prefix)
+            yield from _definitions(child, prefix)
 
 
-def entry(node: ast.AST, qualified: str) -> str:
-    """Return header and docstring of one node, or nothing when the docstring says nothing."""
-    text = docstring(node)
-    if sum(map(str.isalpha, text)) < 20:
+def _docstring(node: Any) -> str:
+    return clean(inspect.cleandoc(ast.get_docstring(node, clean=False) or ""))
+
+
+def _entry(node: Any, qualified: str) -> str:
+    """Header and docstring of one node; empty when the docstring says nothing."""
+    text, line = _docstring(node), _header(node, qualified)
+    if _letters(text) < 20:
         return ""
-    line = header(node, qualified)
     return f"{line}\n\n{text}" if line else text
 
 
@@ -179,61 +158,46 @@ def docstring_documents(tree: ast.Module, module: str, settings: Settings) -> It
 
     A share of the docstrings stands alone without its header, so that a prompt may also start with plain prose.
     """
-    if text := entry(tree, module):
+    if text := _entry(tree, module):
         yield text
-    pending: list[tuple[ast.AST, str]] = list(definitions(tree))
+    pending: list[tuple[ast.AST, str]] = list(_definitions(tree))
     while pending:
         node, qualified = pending.pop(0)
-        members = list(definitions(node, f"{qualified}.")) if isinstance(node, ast.ClassDef) else []
+        members = list(_definitions(node, f"{qualified}.")) if isinstance(node, ast.ClassDef) else []
         pending += [member for member in members if isinstance(member[0], ast.ClassDef)]
         grouped = []
         for part, name in [(node, qualified), *(m for m in members if not isinstance(m[0], ast.ClassDef))]:
-            text = entry(part, name)
-            if text and stable_number(module + name) % 100 < settings.headerless_percent:
-                yield docstring(part)
+            text = _entry(part, name)
+            if text and _stable_number(module + name) % 100 < settings.headerless_percent:
+                yield _docstring(part)
             elif text:
                 grouped.append(text)
         if grouped:
             yield "\n\n".join(grouped)
 
 
-def is_code(text: str) -> bool:
-    """Tell whether a comment block is a piece of disabled code."""
+def comment_documents(source: str) -> Iterator[str]:
+    """Yield each block of consecutive full-line comments that reads like prose, and is no disabled code."""
+    blocks: list[list[str]] = []
+    last = (-2, -1)
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type != tokenize.COMMENT or token.line[: token.start[1]].strip():
+            continue
+        if (token.start[0] - 1, token.start[1]) != last:
+            blocks.append([])
+        blocks[-1].append(re.sub(r"^#+:?", "", token.string))
+        last = token.start
+    for block in blocks:
+        text = clean(inspect.cleandoc("\n".join(["", *block])))
+        if _letters(text) >= max(40, 0.6 * len(text)) and not _is_code(text):
+            yield text
+
+
+def _is_code(text: str) -> bool:
     try:
-        tree = ast.parse(inspect.cleandoc(text))
+        return bool(ast.parse(inspect.cleandoc(text)).body)
     except (SyntaxError, ValueError):
         return False
-    return bool(tree.body)
-
-
-def comment_documents(source: str) -> Iterator[str]:
-    """Yield each block of consecutive full-line comments that reads like prose."""
-    block: list[str] = []
-    last = (-2, -1)
-    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    comments = [t for t in tokens if t.type == tokenize.COMMENT and not t.line[: t.start[1]].strip()]
-    for token in comments:
-        if (token.start[0] - 1, token.start[1]) != last and block:
-            yield from comment_block(block)
-            block = []
-        block.append(re.sub(r"^#+:?", "", token.string))
-        last = token.start
-    yield from comment_block(block)
-
-
-def comment_block(lines: list[str]) -> Iterator[str]:
-    """Yield the cleaned block when it is prose of a useful length."""
-    text = clean(inspect.cleandoc("\n".join(["", *lines])))
-    letters = sum(map(str.isalpha, text))
-    if letters >= 40 and letters >= 0.6 * len(text) and not is_code(text):
-        yield text
-
-
-def topic_documents(stdlib: Path) -> Iterator[str]:
-    """Yield the texts behind ``help('topic')``; their title underlines are part of how they look, so they stay."""
-    topics: dict[str, str] = runpy.run_path(str(stdlib / "pydoc_data" / "topics.py"))["topics"]
-    for name in sorted(topics):
-        yield clean(topics[name], keep_rulers=True)
 
 
 def compiled_documents(stdlib: Path) -> Iterator[str]:
@@ -248,17 +212,14 @@ def compiled_documents(stdlib: Path) -> Iterator[str]:
         except ImportError:  # an extension whose system library is missing
             continue
         for name, value in sorted(vars(module).items()):
-            parts = [compiled_entry(name, value)]
+            parts = [_compiled_entry(name, value)]
             if isinstance(value, type):
-                parts += [compiled_entry(f"{name}.{key}", member) for key, member in sorted(vars(value).items())]
+                parts += [_compiled_entry(f"{name}.{key}", member) for key, member in sorted(vars(value).items())]
             yield "\n\n".join(filter(None, parts))
 
 
-COMPILED = (type, types.BuiltinFunctionType, types.MethodDescriptorType, types.ClassMethodDescriptorType)
-
-
-def compiled_entry(name: str, value: object) -> str:
-    """Return header and docstring of one object written in C, or nothing when it has none of its own."""
+def _compiled_entry(name: str, value: object) -> str:
+    """Header and docstring of one object written in C; empty when it has none of its own."""
     text = getattr(value, "__doc__", None)
     if not isinstance(text, str) or not isinstance(value, COMPILED):
         return ""
@@ -288,58 +249,52 @@ def module_documents(path: Path, stdlib: Path, settings: Settings) -> list[str]:
 
 def without_repeats(documents: Iterable[str]) -> list[str]:
     """Drop repeated documents, and long paragraphs that an earlier document already had."""
-    seen_documents: set[str] = set()
-    seen_paragraphs: set[str] = set()
+    seen: set[str] = set()
     kept = []
-    for document in documents:
-        if document in seen_documents:
-            continue
-        seen_documents.add(document)
-        parts = [p for p in document.split("\n\n") if len(p) < LONG_PARAGRAPH or p not in seen_paragraphs]
-        seen_paragraphs.update(parts)
-        if parts and any(len(part) >= 20 for part in parts):
+    for document in dict.fromkeys(documents):
+        parts = [part for part in document.split("\n\n") if len(part) < LONG_PARAGRAPH or part not in seen]
+        seen.update(parts)
+        if any(len(part) >= 20 for part in parts):
             kept.append("\n\n".join(parts))
     return kept
 
 
-def long_lines(text: str) -> set[str]:
-    """Return the lines that are long enough to be recognised as copied."""
+def _long_lines(text: str) -> set[str]:
+    """The lines that are long enough to be recognised as copied."""
     return {line.strip() for line in text.splitlines() if len(line.strip()) >= LONG_LINE}
 
 
-def gather(settings: Settings) -> Corpus:
-    """Gather the documents; whole modules go to the held-out side, chosen by a hash of their path."""
+def gather(settings: Settings) -> tuple[list[str], list[str], int, list[str]]:
+    """Return the documents to train on and those held out, the number of modules, and the names of those held out.
+
+    Whole modules are held out, chosen by a hash of their path.
+    """
     stdlib = Path(sysconfig.get_path("stdlib"))
-    train: list[str] = [*topic_documents(stdlib), *compiled_documents(stdlib)]
+    topics: dict[str, str] = runpy.run_path(str(stdlib / "pydoc_data" / "topics.py"))["topics"]
+    # The underlines of titles are part of how the texts behind help('topic') look, so they stay.
+    train = [*(clean(topics[name], keep_rulers=True) for name in sorted(topics)), *compiled_documents(stdlib)]
     heldout: list[str] = []
-    heldout_modules: list[str] = []
+    names: list[str] = []
     files = module_files(stdlib)
     for path in files:
-        name = path.relative_to(stdlib).as_posix()
-        documents = module_documents(path, stdlib, settings)
-        if stable_number(f"partita:{name}") % 1000 < settings.heldout_per_mille and documents:
+        name, documents = path.relative_to(stdlib).as_posix(), module_documents(path, stdlib, settings)
+        if _stable_number(f"partita:{name}") % 1000 < settings.heldout_per_mille and documents:
             heldout += documents
-            heldout_modules.append(name)
+            names.append(name)
         else:
             train += documents
     train = without_repeats(train)
-    known = set().union(*map(long_lines, train))
+    known = set().union(*map(_long_lines, train))
     # Sister modules share text word for word; without this the held-out figures would reward copying.
-    fresh = [text for text in without_repeats(heldout) if known.isdisjoint(long_lines(text))]
+    fresh = [text for text in without_repeats(heldout) if known.isdisjoint(_long_lines(text))]
     random.Random(settings.seed).shuffle(fresh)  # so that the size cap does not favour the first modules
-    return Corpus(train, capped(fresh, settings.heldout_bytes), len(files), heldout_modules)
-
-
-def capped(documents: list[str], limit: int) -> list[str]:
-    """Return the first documents that fit the limit, in bytes."""
-    kept: list[str] = []
-    size = 0
-    for document in documents:
+    kept, size = list[str](), 0
+    for document in fresh:
         size += len((document + SEPARATOR).encode())
-        if size > limit:
+        if size > settings.heldout_bytes:
             break
         kept.append(document)
-    return kept
+    return train, kept, len(files), names
 
 
 # --- tokenizer -------------------------------------------------------------------------------------------------------
@@ -420,8 +375,7 @@ class Packer:
 
     def __init__(self, rows: list[list[int]], seed: int) -> None:
         """Keep the encoded documents and seed the order."""
-        self._rows = rows
-        self._random = random.Random(seed)
+        self._rows, self._random = rows, random.Random(seed)
         self._stream: list[int] = []
 
     def batch(self, count: int, length: int) -> torch.Tensor:
@@ -443,26 +397,10 @@ def learning_rate(step: int, settings: Settings) -> float:
     return settings.peak_lr * (share + (1 - share) * 0.5 * (1 + math.cos(math.pi * done)))
 
 
-def make_optimizer(model: LlamaForCausalLM, settings: Settings) -> torch.optim.AdamW:
-    """Return AdamW that decays matrices and leaves the norm gains alone."""
-    matrices = [p for p in model.parameters() if p.ndim > 1]
-    gains = [p for p in model.parameters() if p.ndim == 1]
-    groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": gains, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=settings.peak_lr, betas=(0.9, 0.95), fused=True)
-
-
 def next_token_loss(model: Any, batch: torch.Tensor, reduction: str = "mean") -> torch.Tensor:
     """Return the cross-entropy of predicting each token from those before it, in nats."""
     logits = model(input_ids=batch, use_cache=False).logits[:, :-1]
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten(), reduction=reduction)
-
-
-def compiled_loss() -> Callable[[Any, torch.Tensor], torch.Tensor]:
-    """Return `next_token_loss`, compiled where there is a C++ compiler: 0.35 instead of 0.6 s a step on two cores."""
-    if shutil.which("g++") is None and shutil.which("clang++") is None:
-        return next_token_loss
-    compiled: Callable[[Any, torch.Tensor], torch.Tensor] = torch.compile(next_token_loss, dynamic=False)
-    return compiled
 
 
 def heldout_loss(model: Any, windows: torch.Tensor) -> float:
@@ -475,16 +413,17 @@ def heldout_loss(model: Any, windows: torch.Tensor) -> float:
 
 
 def train(
-    model: LlamaForCausalLM,
-    rows: list[list[int]],
-    watched: torch.Tensor,
-    settings: Settings,
-    say: Callable[[str], None],
+    model: LlamaForCausalLM, rows: list[list[int]], watched: torch.Tensor, settings: Settings
 ) -> list[dict[str, float]]:
-    """Train the model in place and return the loss curve."""
-    optimizer = make_optimizer(model, settings)
+    """Train the model in place and return the loss curve; each of its rows is printed."""
+    decayed = ([p for p in model.parameters() if p.ndim > 1], settings.weight_decay)
+    gains = ([p for p in model.parameters() if p.ndim == 1], 0.0)
+    groups = [{"params": params, "weight_decay": decay} for params, decay in (decayed, gains)]
+    optimizer = torch.optim.AdamW(groups, lr=settings.peak_lr, betas=(0.9, 0.95), fused=True)
     packer = Packer(rows, settings.seed)
-    loss_of = compiled_loss()
+    loss_of: Callable[..., torch.Tensor] = next_token_loss
+    if shutil.which("g++") or shutil.which("clang++"):  # 0.35 instead of 0.6 s a step on two cores
+        loss_of = torch.compile(next_token_loss, dynamic=False)
     curve: list[dict[str, float]] = []
     recent: list[float] = []
     started = time.monotonic()
@@ -503,17 +442,12 @@ def train(
         optimizer.zero_grad(set_to_none=True)
         recent.append(loss.item())
         if (step + 1) % settings.log_every == 0 or step + 1 == settings.steps:
-            curve.append(
-                {
-                    "step": step + 1,
-                    "tokens": (step + 1) * settings.tokens_per_step,
-                    "train_loss": round(sum(recent) / len(recent), 4),
-                    "heldout_loss": round(heldout_loss(model, watched), 4),
-                    "seconds": round(time.monotonic() - started, 1),
-                }
-            )
+            losses = sum(recent) / len(recent), heldout_loss(model, watched)
+            row: dict[str, float] = {"step": step + 1, "tokens": (step + 1) * settings.tokens_per_step}
+            row |= zip(("train_loss", "heldout_loss"), (round(each, 4) for each in losses), strict=True)
+            curve.append({**row, "seconds": round(time.monotonic() - started, 1)})
             recent.clear()
-            say(json.dumps(curve[-1]))
+            print(json.dumps(curve[-1]), flush=True)
     return curve
 
 
@@ -525,19 +459,14 @@ def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Pa
     folder.mkdir(parents=True, exist_ok=True)
     model.config.use_cache = True
     model.to(torch.bfloat16)  # type: ignore[arg-type]
-    model.generation_config = GenerationConfig(
-        do_sample=False,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
+    ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    model.generation_config = GenerationConfig(do_sample=False, **ids)
     model.save_pretrained(folder)
     (folder / "model.safetensors").chmod(0o644)  # written for the owner alone, but meant to be read by all
     tokenizer.save_pretrained(folder)
     # Newer transformers write a class name that older ones do not know; this one is understood by both.
     path = folder / "tokenizer_config.json"
-    config = json.loads(path.read_text(encoding="utf-8"))
-    config["tokenizer_class"] = "PreTrainedTokenizerFast"
+    config = json.loads(path.read_text(encoding="utf-8")) | {"tokenizer_class": "PreTrainedTokenizerFast"}
     path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
@@ -554,46 +483,40 @@ def measure(model: Any, tokenizer: Any, documents: list[str], context: int) -> d
                 piece = torch.tensor([row[start : start + context]])
                 nats += next_token_loss(model, piece, "sum").item()
                 count += piece.shape[1] - 1
-    size = sum(len(text.encode()) for text in documents)
-    return {
-        "documents": len(documents),
-        "bytes": size,
-        "tokens": count,
-        "loss": nats / count,
-        "perplexity": math.exp(nats / count),
-        "bits_per_byte": nats / math.log(2) / size,
-    }
+    size, loss = sum(len(text.encode()) for text in documents), nats / count
+    figures = {"documents": len(documents), "bytes": size, "tokens": count, "loss": loss}
+    return {**figures, "perplexity": math.exp(loss), "bits_per_byte": nats / math.log(2) / size}
 
 
-def run(out: Path, settings: Settings, say: Callable[[str], None]) -> dict[str, Any]:
+def run(out: Path, settings: Settings) -> dict[str, Any]:
     """Do the whole job and return the facts of the training log."""
     started = time.monotonic()
     torch.set_num_threads(settings.threads)
     torch.manual_seed(settings.seed)
     out.mkdir(parents=True, exist_ok=True)
     folder = out / "checkpoint"
-    corpus = gather(settings)
-    (out / "heldout.txt").write_text(SEPARATOR.join(corpus.heldout) + "\n", encoding="utf-8", newline="\n")
-    tokenizer = train_tokenizer(corpus.train, settings)
-    rows = encode(tokenizer, corpus.train)
-    train_tokens = sum(map(len, rows))
-    say(f"{len(rows)} documents, {corpus.train_bytes()} bytes, {train_tokens} tokens")
-    say(f"held out: {', '.join(corpus.heldout_modules)}")
+    documents, heldout, modules, heldout_modules = gather(settings)
+    (out / "heldout.txt").write_text(SEPARATOR.join(heldout) + "\n", encoding="utf-8", newline="\n")
+    tokenizer = train_tokenizer(documents, settings)
+    rows = encode(tokenizer, documents)
+    size, tokens = sum(len(text.encode()) for text in documents), sum(map(len, rows))
+    print(f"{len(rows)} documents, {size} bytes, {tokens} tokens", flush=True)
+    print(f"held out: {', '.join(heldout_modules)}", flush=True)
     model = build_model(tokenizer, settings)
-    watched = Packer(encode(tokenizer, corpus.heldout), settings.seed).batch(32, settings.context)
-    curve = train(model, rows, watched, settings, say)
+    watched = Packer(encode(tokenizer, heldout), settings.seed).batch(32, settings.context)
+    curve = train(model, rows, watched, settings)
     save(model, tokenizer, folder)
     facts: dict[str, Any] = asdict(settings) | {
         "parameters": model.num_parameters(),
         "python": platform.python_version(),
-        "modules": corpus.modules,
-        "heldout_count": len(corpus.heldout_modules),
-        "heldout_modules": corpus.heldout_modules,
+        "modules": modules,
+        "heldout_count": len(heldout_modules),
+        "heldout_modules": heldout_modules,
         "train_documents": len(rows),
-        "train_bytes": corpus.train_bytes(),
-        "train_tokens": train_tokens,
+        "train_bytes": size,
+        "train_tokens": tokens,
         "seen_tokens": settings.steps * settings.tokens_per_step,
-        "epochs": settings.steps * settings.tokens_per_step / train_tokens,
+        "epochs": settings.steps * settings.tokens_per_step / tokens,
         "train_seconds": curve[-1]["seconds"],
         "processor": platform.processor() or platform.machine(),
         "torch": torch.__version__,
@@ -602,7 +525,7 @@ def run(out: Path, settings: Settings, say: Callable[[str], None]) -> dict[str, 
         "weight_bytes": (folder / "model.safetensors").stat().st_size,
     }
     saved = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    facts |= measure(saved, AutoTokenizer.from_pretrained(folder), corpus.heldout, settings.context)
+    facts |= measure(saved, AutoTokenizer.from_pretrained(folder), heldout, settings.context)
     facts["total_seconds"] = round(time.monotonic() - started, 1)
     log = {"facts": facts, "curve": curve}
     (folder / "training_log.json").write_text(json.dumps(log, indent=1) + "\n", encoding="utf-8")
@@ -616,7 +539,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=Settings.steps, help="optimizer steps (default %(default)s)")
     chosen = parser.parse_args(arguments)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-    facts = run(chosen.out, Settings(steps=chosen.steps), lambda line: print(line, flush=True))
+    facts = run(chosen.out, Settings(steps=chosen.steps))
     print(f"held-out perplexity {facts['perplexity']:.2f}, bits per byte {facts['bits_per_byte']:.3f}")
     return 0
 

@@ -17,8 +17,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import Exit
 
 from partita.errors import PackageError, UsageError
-from partita.options.fields import MODEL, PathText, check_fields, describe_fields
-from partita.options.fields import DescribedField as Field
+from partita.options.fields import MODEL, Option, PathText, check_fields, describe_fields
 from partita.options.groups import ProgressOptions
 
 SIZES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
@@ -125,7 +124,7 @@ class VerbCommand(TyperCommand):
             if each is not None and not parameter.metavar and (names := _completer(each, self.options)("")):
                 parameter.metavar = f"[{'|'.join(names)}]"
             name, help_text = parameter.get_help_record(ctx) or ("", "")
-            if each is not None and each.option.positional:
+            if each is not None and each.positional:
                 heading, name = "Arguments", name.partition(" <")[0]  # without the Python type
             else:
                 heading = OTHER if each is None else each.group or OTHER
@@ -145,7 +144,7 @@ class VerbCommand(TyperCommand):
 def _command(verb: Verb, prefix: str) -> Any:
     """The command of a verb."""
     record = verb.record()
-    fields = sorted(describe_fields(record), key=lambda each: not each.option.positional)
+    fields = sorted(describe_fields(record), key=lambda each: not each.positional)
     parameters = [_parameter(each, record) for each in fields]
 
     def call(**given: Any) -> None:
@@ -167,42 +166,42 @@ def _command(verb: Verb, prefix: str) -> Any:
     return command
 
 
-def _parameter(each: Field, options: type[Any]) -> inspect.Parameter:
+def _parameter(each: Option, options: type[Any]) -> inspect.Parameter:
     """The parameter that typer reads for a field."""
-    option, default = each.option, each.field.default
-    several = each.several or option.text in LISTS
+    default = each.default
+    several = each.several or each.text in LISTS
     item = each.type if each.type in (bool, int, float) else str
-    settings: dict[str, Any] = {"help": option.help, "metavar": option.metavar or ("FILE" if each.is_path else None)}
-    if option.text == "size":
+    settings: dict[str, Any] = {"help": each.help, "metavar": each.metavar or ("FILE" if each.is_path else None)}
+    if each.text == "size":
         settings["parser"] = read_size
-    if option.complete or option.choices:
+    if each.complete or each.choices:
         settings["autocompletion"] = _completer(each, options)
-    if option.positional:
+    if each.positional:
         info = typer.Argument(show_default=False, **settings)
     else:
         name = each.name.replace("_", "-")
-        flags = option.flags or (f"--no-{name}" if default is True else f"--{name}", *filter(None, [option.short]))
+        flags = each.flags or (f"--no-{name}" if default is True else f"--{name}", *filter(None, [each.short]))
         info = typer.Option(*flags, **settings)
     kind: Any = list[item] if several else item  # type: ignore[valid-type]
     if default is MISSING:
         default = inspect.Parameter.empty
     elif item is bool:
         default = False
-    elif default is None or several or option.text == "size":  # typer would parse the default
+    elif default is None or several or each.text == "size":  # typer would parse the default
         kind, default = kind | None, None
     return inspect.Parameter(
         each.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info]
     )
 
 
-def _completer(each: Field, options: type[Any]) -> Callable[[str], list[str]]:
+def _completer(each: Option, options: type[Any]) -> Callable[[str], list[str]]:
     """A function that completes the value of an option; it returns nothing for an option without known values."""
 
     def complete(incomplete: str) -> list[str]:
-        if each.option.complete in ("chains", "providers"):
+        if each.complete in ("chains", "providers"):
             return complete_chain(incomplete)
-        names: Sequence[str] = each.option.choices
-        if each.option.complete == "views":
+        names: Sequence[str] = each.choices
+        if each.complete == "views":
             from partita.partition_reports.render.show import view_names
 
             names = view_names(options.VIEWS)
@@ -228,23 +227,23 @@ def _values(options: type[Any], given: dict[str, Any]) -> dict[str, Any]:
         for text in value if isinstance(value, list) else [value]:
             _check_text(each, text)
         if each.type is bool:
-            found[each.name] = value != (each.field.default is True)
-        elif each.option.text in LISTS:
-            found[each.name] = LISTS[each.option.text](value) if value else each.field.default
+            found[each.name] = value != (each.default is True)
+        elif each.text in LISTS:
+            found[each.name] = LISTS[each.text](value) if value else each.default
         elif (not each.several or value) and (value is not None or each.optional):
             found[each.name] = value
     return found
 
 
-def _check_text(each: Field, value: Any) -> None:
+def _check_text(each: Option, value: Any) -> None:
     """Raise UsageError for an empty file name, model or revision, and for a name that is not UTF-8.
 
     An empty path would be the current folder, which no user means by an unset variable.
     """
     names_file = each.is_path or (each.several and PathText in get_args(each.type))
-    if not isinstance(value, str) or not (names_file or each.option.text in (MODEL, "not_empty")):
+    if not isinstance(value, str) or not (names_file or each.text in (MODEL, "not_empty")):
         return
-    name = each.option.metavar if each.option.positional else f"`{each.argument}`"
+    name = each.metavar if each.positional else f"`{each.argument}`"
     if not value or (value.endswith("=") and get_origin(each.type) is Mapping):
         raise UsageError(f"{name or 'FILE'} is empty; give a file or folder, or omit the option")
     if any("\ud800" <= character <= "\udfff" for character in value):  # ONNX Runtime and JSON cannot write these
@@ -271,7 +270,7 @@ def check_early(options: Any) -> None:
             _check_package(path, may_be_on_hub=hasattr(options, "revision"))
     model = getattr(options, "model", None)
     operators = getattr(options, "operators", None)  # support refuses them beside a model, or compares tables
-    on_hub = any(each.name == "model" and each.option.is_model for each in describe_fields(type(options)))
+    on_hub = any(each.name == "model" and each.is_model for each in describe_fields(type(options)))
     if model is not None and not operators and not on_hub and not os.path.lexists(model):
         raise PackageError(f"{model}: no such file; name an ONNX file or a package")
     if hasattr(options, "checkpoint"):

@@ -8,26 +8,22 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from partita.commands.arguments import Showing, Stdout, package_of, print_written
-from partita.commands.generation import open_batch, open_model, print_notes
+from partita.commands.arguments import Showing, Stdout, print_written
+from partita.commands.generation import open_batch, open_model, prepare_run, print_notes
 from partita.commands.terminal import note, write_stdout
 from partita.errors import INTERRUPTED, PartitaError, UsageError
 from partita.files import Output, cache_folder, reserve
-from partita.foreign.folder import Choice, open_folder
 from partita.library.chain import read_chain
 from partita.library.engine.base import Engine, ReportRequest
-from partita.library.engine.requests import Ticket, check_speculation
+from partita.library.engine.requests import Ticket
 from partita.library.generation import Conversation, sampling_options
-from partita.library.sampling import complete_sampling_for
 from partita.options.fields import input_paths, path_of
 from partita.options.generation import ChatCommand
 from partita.partition_reports.outcome import FEW_STEPS, TOO_FEW
 from partita.remedies import Remedy
-from partita.runtime.generate.checks import check_adapter
 from partita.runtime.generate.prefix_file import read_content, system_of
 from partita.runtime.generate.text.chat_templates import Message, has_template
 from partita.runtime.generate.text.tokens import stop_token_ids
@@ -60,22 +56,15 @@ ROLES = frozenset({"system", "user", "assistant"})
 
 def run(given: ChatCommand) -> int:
     """Check the options, then chat; returns the exit code."""
-    target, choice = read_chain(given), Choice.of(given)
-    package = package_of(given.package, given)
-    manifest = open_folder(package, choice)
+    options, target, manifest = prepare_run(given, read_chain(given), whole_cache=True)
+    package = Path(options.package)
     if not has_template(package):
         remedy = GENERATE.filled(package=package)
         raise UsageError("the tokenizer has no chat template, which chat requires", path=package, remedy=remedy)
-    check_adapter(package, manifest, given.adapter)
-    check_speculation(package, manifest, given)
-    longest = given.max_new_tokens or manifest.graph.max_length
-    sampling, notes = complete_sampling_for(replace(given.sampling, max_new_tokens=longest), package, hints=True)
     messages = _begin(given)
     if sys.stdin is not None and sys.stdin.isatty():
         import prompt_toolkit  # noqa: F401 - said before a package is opened, when it is missing
 
-    options = replace(given, package=package, revision=None, **sampling.figures())
-    target = replace(target, notes=(*target.notes, *notes))
     with open_model(options, target, manifest) as model:
         text = model.tokenizer
         assert text is not None

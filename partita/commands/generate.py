@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from partita.check.requirements import Limits, check_limits
 from partita.commands.arguments import Sink, package_of, parse_ids, read_prompts, reserve_output, reserve_report
@@ -23,6 +22,7 @@ from partita.commands.generation import (
     check_placement,
     open_batch,
     open_model,
+    prepare_run,
     print_notes,
     run_fields,
     run_generation,
@@ -33,18 +33,16 @@ from partita.commands.results import BatchResult, ClusterResult
 from partita.commands.terminal import Bars, note, print_record, write_stdout
 from partita.errors import INTERRUPTED, PartitaError, UsageError
 from partita.files import reserve
-from partita.foreign.folder import Choice, open_folder
 from partita.library import model_cache
-from partita.library.batches.batch_run import PIPE, BatchRunResult, Progress, check_files, run_file, run_rows
+from partita.library.batches.batch_run import PIPE, Answer, BatchRunResult, Progress, check_files, run_file, run_rows
 from partita.library.batches.journal import contents_hash, interrupted_text, journal_path
-from partita.library.batches.prompt_files import InputFile, scan_file
-from partita.library.batches.rows import AnswerRow, InputRow, RowDefaults, check_defaults
+from partita.library.batches.prompt_files import scan_file
+from partita.library.batches.rows import RowDefaults, check_defaults
 from partita.library.chain import Target, read_chain
 from partita.library.engine.base import ReportRequest
-from partita.library.engine.requests import check_speculation
 from partita.library.generation import sampling_options
 from partita.library.model import chunk_ignored
-from partita.library.sampling import SEED_BITS, Sampling, complete_sampling_for
+from partita.library.sampling import SEED_BITS
 from partita.observations.text_format import human_bytes, listing, plural
 from partita.options.fields import describe_fields, input_paths, path_of
 from partita.options.generation import (
@@ -54,19 +52,14 @@ from partita.options.generation import (
     GenerateCommand,
     RunCommand,
     RunOptions,
+    Sampling,
     SpeculationOptions,
 )
 from partita.options.groups import PlacementLimits
 from partita.package.folder import Manifest
-from partita.runtime.generate.checks import check_adapter
 from partita.runtime.generate.prefix_file import read_content
 from partita.runtime.generate.text.chat_templates import has_template
 from partita.runtime.generate.text.tokens import stop_token_ids
-
-Answer = Callable[[Iterator[InputRow], RowDefaults], Iterator[AnswerRow]]
-"""Answers rows; see `run_file`."""
-Followed = tuple[BatchRunResult | None, PartitaError | KeyboardInterrupt | None, Progress | None]
-"""The result of a run, or what ended it; and its last progress."""
 
 
 def run(given: GenerateCommand) -> int:
@@ -80,14 +73,8 @@ def run(given: GenerateCommand) -> int:
     if options.token_ids:
         for prompt in prompts:
             parse_ids(prompt)
-    package = package_of(options.package, options)
-    manifest = open_folder(package, Choice.of(options))
-    check_adapter(package, manifest, options.adapter)
-    check_speculation(package, manifest, options)
-    requested = options.sampling
-    sampling, notes = complete_sampling_for(requested, package, hints=True, of_rows=options.input is not None)
-    options = replace(options, package=package, revision=None, **sampling.figures())
-    target = replace(target, notes=(*target.notes, *notes))
+    requested_seed = options.seed
+    options, target, manifest = prepare_run(options, target, of_rows=options.input is not None)
     reads, written = input_paths(options), list[Path]()
     source, output, saved = path_of(options.input), path_of(options.output), path_of(options.save_prefix)
     if source is not None and output is not None:
@@ -98,7 +85,7 @@ def run(given: GenerateCommand) -> int:
         reserve(saved, "prefix", reads, option="--save-prefix")
     sink = reserve_report(options, (*reads, *written))
     if source is not None and output is not None:
-        return run_batch(options, requested, target, manifest, sink)
+        return run_batch(options, requested_seed, target, manifest, sink)
     if saved is not None:
         return save_prefix(options, target, prompts, manifest)
     return run_generation(options, target, prompts, manifest, sink)
@@ -137,7 +124,7 @@ def _check_saving(options: GenerateCommand) -> None:
     unused = {each.name for cls in (SpeculationOptions, Sampling, PlacementLimits) for each in describe_fields(cls)}
     unused |= {"prefix", "stop", "input", "report", "as_json"} | ({"chat"} if options.system is None else set())
     every = describe_fields(GenerateCommand)
-    given = [each.flag for each in every if each.name in unused and getattr(options, each.name) != each.field.default]
+    given = [each.flag for each in every if each.name in unused and getattr(options, each.name) != each.default]
     if given:
         raise UsageError(f"--save-prefix generates nothing; omit {listing(given)}")
     if len(options.prompts) != (options.system is None):
@@ -200,45 +187,51 @@ class RowBar(Bars):
         self.bars.update(self._task, completed=progress.done, total=progress.rows, description=words, size=speed)
 
 
-def run_batch(options: GenerateCommand, given: Sampling, target: Target, manifest: Manifest, sink: Sink | None) -> int:
+def run_batch(options: GenerateCommand, seed: int | None, target: Target, manifest: Manifest, sink: Sink | None) -> int:
     """Answer every row of --input, write the report to `sink`; returns the exit code.
 
-    `given`: the sampling options as given. Raises UsageError, GenerationError for an unreadable file.
+    `seed`: as given. Raises UsageError, GenerationError for an unreadable file, errors of the run, KeyboardInterrupt.
     """
     if options.address is None:
         check_placement(options, target)
     package, output, prefix = Path(options.package), Path(options.output or ""), path_of(options.prefix)
     defaults = RowDefaults(
         sampling=options.sampling,
-        base_seed=secrets.randbits(SEED_BITS) if given.seed is None else given.seed,
+        base_seed=secrets.randbits(SEED_BITS) if seed is None else seed,
         stop=tuple(options.stop),
         stop_ids=tuple(sorted(stop_token_ids(package))),
         chat=options.is_chat,
         system=options.system,
         prefix=None if prefix is None else read_content(prefix),
     )
-    identity = {"seed": given.seed, "adapter": options.adapter, "token_ids": options.token_ids}
+    identity = {"seed": seed, "adapter": options.adapter, "token_ids": options.token_ids}
+    contents = contents_hash(package, manifest)
     with rows_file(Path(options.input or "")) as rows:
         source = scan_file(rows)
-        follow = partial(_follow, source, output, defaults, package=contents_hash(package, manifest), options=identity)
-        if options.address is not None:
-            return _run_on_cluster(options, manifest, source.rows, follow)
-        return _run_here(options, target, manifest, sink, defaults, follow)
 
+        def follow(answer: Answer, bar: RowBar) -> BatchRunResult:
+            """Answer the rows with a bar, and print a line at the end, also after SIGTERM."""
+            try:
+                with bar:
+                    result = run_file(
+                        source, output, answer, defaults, package=contents, options=identity, on_progress=bar.show
+                    )
+            except BaseException:
+                if bar.last is not None and bar.last.done:
+                    note(interrupted_text(output, bar.last.done, bar.last.rows))
+                raise
+            note(_summary(result))
+            return result
 
-def _follow(source: InputFile, output: Path, defaults: RowDefaults, answer: Answer, **identity: Any) -> Followed:
-    """Answer the rows with a bar, and print a line at the end."""
-    with RowBar() as bar:
-        result = None
-        try:
-            result = run_file(source, output, answer, defaults, on_progress=bar.show, **identity)
-        except (PartitaError, KeyboardInterrupt) as error:
-            return None, error, bar.last
-        finally:  # also after SIGTERM
-            if result is None and bar.last is not None and bar.last.done:
-                note(interrupted_text(output, bar.last.done, bar.last.rows))
-    note(_summary(result))
-    return result, None, bar.last
+        if options.address is None:
+            return _run_here(options, target, manifest, sink, defaults, follow)
+        from partita.library.batches.cluster import answer_on_cluster
+
+        result = follow(partial(answer_on_cluster, options=options, manifest=manifest, count=source.rows), RowBar())
+        if options.as_json:
+            paths = {"package": str(package), "input": str(options.input)}
+            print_record(ClusterResult.copy_of(result, address=options.address, **paths))
+        return 0
 
 
 def _run_here(
@@ -247,22 +240,30 @@ def _run_here(
     manifest: Manifest,
     sink: Sink | None,
     defaults: RowDefaults,
-    follow: Callable[[Answer], Followed],
+    follow: Callable[[Answer, RowBar], BatchRunResult],
 ) -> int:
-    """Load the package and answer the rows."""
+    """Load the package and answer the rows. An error of the run is raised after its report is written."""
+    error: PartitaError | KeyboardInterrupt | None = None
+    stopped = False
     with open_model(options, target, manifest, observe=sink is not None) as model:
-        text = model.tokenizer
+        text, bar = model.tokenizer, RowBar()
         check_defaults(defaults, text)
         engine = open_batch(options, model)
         notes = chunk_ignored(options.prefill_chunk, engine.chunk)
         print_notes(target, model, notes)
-        result, error, last = follow(partial(run_rows, engine=engine, text=text, vocab_size=manifest.graph.vocab_size))
-        interrupted = isinstance(error, KeyboardInterrupt)
-        if sink is not None and (last is None or not last.tokens):
+        try:
+            result = follow(partial(run_rows, engine=engine, text=text, vocab_size=manifest.graph.vocab_size), bar)
+        except (PartitaError, KeyboardInterrupt) as found:
+            error = found
+        if sink is not None and (bar.last is None or not bar.last.tokens):
             note("no rows were processed, so there is no report")
         elif sink is not None:
             request = ReportRequest(
-                finish_reason="interrupted" if interrupted else "error" if error else "stop",
+                finish_reason="stop"
+                if error is None
+                else "error"
+                if isinstance(error, PartitaError)
+                else "interrupted",
                 finish_detail=str(error or ""),
                 complete=error is None,
                 tokenizer_load_seconds=model.text_seconds,
@@ -271,32 +272,13 @@ def _run_here(
                 limits=Limits.of(options),
                 probe_seconds=options.probe_seconds,
             )
-            interrupted = write_report(sink, engine, request) or interrupted
-        if result is not None and options.as_json:
-            fields = run_fields(replace(options, seed=result.seed), model, target, notes)
-            print_record(BatchResult.copy_of(result, **fields, slots=engine.slots, input=str(options.input)))
-    if isinstance(error, PartitaError):
-        raise error
-    return INTERRUPTED if interrupted else 0
-
-
-def _run_on_cluster(
-    options: GenerateCommand, manifest: Manifest, count: int, follow: Callable[[Answer], Followed]
-) -> int:
-    """Have workers answer the rows."""
-    from partita.library.batches.cluster import Setup, answer_on_cluster, contents_of
-
-    package = Path(options.package)
-    setup = Setup(options, contents_of(package, manifest))
-    answer = partial(answer_on_cluster, setup=setup, slots=manifest.graph.batch_size, count=count)
-    result, error, _ = follow(answer)
-    if isinstance(error, PartitaError):
-        raise error
-    if result is not None and options.as_json:
-        print_record(
-            ClusterResult.copy_of(result, package=str(package), address=options.address, input=str(options.input))
-        )
-    return INTERRUPTED if error else 0
+            stopped = write_report(sink, engine, request)
+        if error is not None:
+            raise error
+        if options.as_json:
+            figures = run_fields(replace(options, seed=result.seed), model, target, notes)
+            print_record(BatchResult.copy_of(result, **figures, slots=engine.slots, input=str(options.input)))
+    return INTERRUPTED if stopped else 0
 
 
 def _summary(result: BatchRunResult) -> str:

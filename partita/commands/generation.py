@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from partita.check.requirements import Limits
-from partita.commands.arguments import STDOUT, Sink, parse_ids, print_written
+from partita.commands.arguments import STDOUT, Sink, package_of, parse_ids, print_written
 from partita.commands.results import GeneratedRow, GenerateResult, GenerationTimings, fact_of
 from partita.commands.terminal import (
     TERMINAL,
@@ -26,13 +26,15 @@ from partita.commands.terminal import (
 )
 from partita.errors import INTERRUPTED, GenerationError, PartitaError
 from partita.files import Output
-from partita.foreign.folder import Choice
+from partita.foreign.folder import Choice, open_folder
 from partita.library.chain import Target
 from partita.library.engine.base import Engine, ReportRequest
+from partita.library.engine.requests import check_speculation
 from partita.library.generation import Generation
 from partita.library.loading import open_engine, opened_notes
 from partita.library.model import Model, chunk_ignored
 from partita.library.run_report import limits_error
+from partita.library.sampling import complete_sampling_for
 from partita.observations.text_format import human_bytes, percent, plural
 from partita.options.fields import group, path_of
 from partita.options.generation import BatchOptions, GenerateCommand, RunOptions, SamplingValues
@@ -40,12 +42,33 @@ from partita.options.placement import PlaceOptions
 from partita.package.folder import Manifest
 from partita.partition_reports import storage
 from partita.partition_reports.outcome import FEW_STEPS, TOO_FEW
+from partita.runtime.generate.checks import check_adapter
 from partita.runtime.generate.prefix_file import read_content, system_of
 from partita.runtime.generate.text.chat_templates import conversation
 from partita.runtime.generate.text.tokens import load_text
 
+Run = TypeVar("Run", bound=RunOptions)
 LIMIT_RUNS = 2
 """Runs per phase for measuring the copies of a step."""
+
+
+def prepare_run(
+    given: Run, target: Target, *, of_rows: bool = False, whole_cache: bool = False
+) -> tuple[Run, Target, Manifest]:
+    """The options with the package of MODEL and a value of every sampling option, the chain with notes on them, and the
+    manifest.
+
+    `of_rows`: the options are defaults of rows. `whole_cache`: a completion may fill the cache by default.
+    """
+    package = package_of(given.package, given)
+    manifest = open_folder(package, Choice.of(given))
+    check_adapter(package, manifest, given.adapter)
+    check_speculation(package, manifest, given)
+    most = given.max_new_tokens or (manifest.graph.max_length if whole_cache else None)
+    requested = replace(given.sampling, max_new_tokens=most)
+    sampling, notes = complete_sampling_for(requested, package, hints=True, of_rows=of_rows)
+    options = replace(given, package=package, revision=None, **sampling.figures())
+    return options, replace(target, notes=(*target.notes, *notes)), manifest
 
 
 def run_generation(

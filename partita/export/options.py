@@ -328,7 +328,7 @@ def asked_options(options: Options) -> dict[str, tuple[str, ...]]:
     found = {}
     for each in describe_fields(Options):
         value = getattr(options, each.name)
-        if each.name in _OF_A_PLACE or value == each.field.default or not (value or value is False):
+        if each.name in _OF_A_PLACE or value == each.default or not (value or value is False):
             continue
         flag = each.flag.removeprefix("--")
         values = _values(value)

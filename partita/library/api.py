@@ -20,7 +20,7 @@ from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar, cast, get_ar
 
 from partita.errors import PartitaError, ResourceError, UsageError, out_of_memory
 from partita.extras import explain
-from partita.options.fields import DescribedField, check_fields, describe_fields
+from partita.options.fields import Option, check_fields, describe_fields
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -135,10 +135,10 @@ def _describe(call: Any, first: list[inspect.Parameter], options: Callable[..., 
     call.__doc__ = "\n".join([inspect.getdoc(function) or "", "", "Args:", *wrapped]) if lines else function.__doc__
 
 
-def _help_of(each: DescribedField) -> str:
+def _help_of(each: Option) -> str:
     """The help text of an option, with the names of arguments in place of options of the command line."""
-    text = re.sub(r"--([a-z][a-z-]*)", lambda match: f"`{match[1].replace('-', '_')}`", each.option.help)
-    return f"False: {text[0].lower()}{text[1:]}" if each.field.default is True else text
+    text = re.sub(r"--([a-z][a-z-]*)", lambda match: f"`{match[1].replace('-', '_')}`", each.help)
+    return f"False: {text[0].lower()}{text[1:]}" if each.default is True else text
 
 
 def _without_metadata(annotation: Any) -> Any:

@@ -9,7 +9,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from importlib import import_module
 from numbers import Number
 from pathlib import Path
@@ -88,61 +88,32 @@ class Option:
     """Parser of `partita.commands.build` for the text of the command line. Default: by type."""
     positional: bool = False
     argument: str = ""
-    """Name of the Python argument, if it differs from the field's."""
+    """Name in messages. Default: that of the field."""
     group: str = ""
-    """Heading in the help. Default: `HELP_GROUP` of the class that declares the field."""
+    """Heading in the help. Default: `HELP_GROUP` of the class that declares the field; empty: the last one."""
+    off_value: float | None = None
+    """Of a sampling option: the value that turns it off; None for other options."""
+    suggested: float | None = None
+    """Of a sampling option: default of transformers' `generate` for a checkpoint that samples."""
+    sampling_only: bool = True
+    """Of a sampling option: greedy decoding does not use it."""
+    name: str = ""
+    """This and the next three: set by `describe_fields`."""
+    type: Any = None
+    """Type without None."""
+    optional: bool = False
+    """None is allowed."""
+    default: Any = field(default_factory=lambda: MISSING)
 
     @property
     def is_model(self) -> bool:
         """Whether the value is a path or a hub id. Its text stays as it is: only `./name` names a folder."""
         return self.text == MODEL
 
-
-@dataclass(frozen=True, slots=True)
-class SamplingOption(Option):
-    """A sampling option."""
-
-    off_value: float | None = None
-    """The value that turns it off."""
-    suggested: float | None = None
-    """Default of transformers' `generate` for a checkpoint that samples."""
-    sampling_only: bool = True
-    """Greedy decoding does not use it."""
-
-
-def option(help: str, *, default: Any = None, **settings: Any) -> Any:
-    """A field with an `Option` of these settings. A type that several classes share is Annotated with one instead."""
-    return field(default=default, metadata={"option": Option(help, **settings)})
-
-
-def sampling_option(help: str, **settings: Any) -> Any:
-    """A field with a `SamplingOption` of these settings."""
-    return field(default=None, metadata={"option": SamplingOption(help, **settings)})
-
-
-@dataclass(frozen=True, slots=True)
-class DescribedField:
-    """A field of an options dataclass."""
-
-    name: str
-    type: Any
-    """Type without None."""
-    optional: bool
-    """None is allowed."""
-    option: Option
-    field: Field[Any]
-    group: str
-    """Heading in the help; empty: the last one."""
-
-    @property
-    def argument(self) -> str:
-        """Name in messages."""
-        return self.option.argument or self.name
-
     @property
     def flag(self) -> str:
         """Name on the command line, of a switch that is on by default without `no-`."""
-        own = next((flag for flag in self.option.flags if not flag.startswith("--no-")), None)
+        own = next((flag for flag in self.flags if not flag.startswith("--no-")), None)
         return own or f"--{self.name.replace('_', '-')}"
 
     @property
@@ -156,7 +127,12 @@ class DescribedField:
         return bool(self.type == PathText)
 
 
-def _describe_fields(cls: type[Any]) -> tuple[DescribedField, ...]:
+def option(help: str, *, default: Any = None, **settings: Any) -> Any:
+    """A field with an `Option` of these settings. A type that several classes share is Annotated with one instead."""
+    return field(default=default, metadata={"option": Option(help, **settings)})
+
+
+def _describe_fields(cls: type[Any]) -> tuple[Option, ...]:
     hints, described = get_type_hints(cls, include_extras=True), []
     for each in fields(cls):
         hint, found = hints[each.name], each.metadata.get("option")
@@ -168,17 +144,18 @@ def _describe_fields(cls: type[Any]) -> tuple[DescribedField, ...]:
     return tuple(described)
 
 
-describe_fields: Callable[[Any], tuple[DescribedField, ...]] = functools.cache(_describe_fields)
+describe_fields: Callable[[Any], tuple[Option, ...]] = functools.cache(_describe_fields)
 """The options of a dataclass, in their order, without the fields that have no `Option`."""
 
 
-def _describe(field: Field[Any], hint: Any, option: Option, group: str) -> DescribedField:
+def _describe(field: Field[Any], hint: Any, option: Option, group: str) -> Option:
     parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     given = tuple(part for part in parts if part is not NoneType)
-    kind = given[0] if len(given) == 1 else Union[given]  # noqa: UP007
+    kind, choices = given[0] if len(given) == 1 else Union[given], option.choices  # noqa: UP007
     if get_origin(kind) is Literal:
-        option, kind = replace(option, choices=option.choices or get_args(kind)), str
-    return DescribedField(field.name, kind, NoneType in parts, option, field, group)
+        kind, choices = str, choices or get_args(kind)
+    facts: dict[str, Any] = {"name": field.name, "type": kind, "optional": NoneType in parts, "default": field.default}
+    return replace(option, choices=choices, argument=option.argument or field.name, group=group, **facts)
 
 
 def check_fields(options: T) -> T:
@@ -205,12 +182,12 @@ def check_value(cls: type[Any], name: str, value: Any) -> None:
         _checked(each, value)
 
 
-def _checked(each: DescribedField, value: Any) -> Any:
+def _checked(each: Option, value: Any) -> Any:
     """The converted value of one option. Raises UsageError."""
     name = each.argument
     if each.is_path:
         _require(each, value, (str, os.PathLike), "a path")
-        return value if each.option.is_model or isinstance(value, Path) else Path(value)
+        return value if each.is_model or isinstance(value, Path) else Path(value)
     if get_origin(each.type) is Mapping:
         _require(each, value, Mapping, "a mapping")
         return value if isinstance(value, dict) else dict(value)
@@ -218,16 +195,16 @@ def _checked(each: DescribedField, value: Any) -> Any:
         if isinstance(value, (str, bytes)):
             raise UsageError(f"`{name}` must be a list of strings, not the string {value!r}")
         _require(each, value, Sequence, "a list")
-        path = get_args(each.type)[0] == PathText and not each.option.is_model
+        path = get_args(each.type)[0] == PathText and not each.is_model
         found = value if isinstance(value, tuple) else tuple(value)
         return tuple(map(Path, found)) if path and not all(isinstance(entry, Path) for entry in found) else found
     if each.type is bool:
         _require(each, value, bool, "True or False")
     if each.type is str:
         _require(each, value, str, "a string")
-        if each.option.choices and value not in each.option.choices:
-            allowed = ", ".join(each.option.choices)
-            only = f"the only value is {allowed}" if len(each.option.choices) == 1 else f"choose one of {allowed}"
+        if each.choices and value not in each.choices:
+            allowed = ", ".join(each.choices)
+            only = f"the only value is {allowed}" if len(each.choices) == 1 else f"choose one of {allowed}"
             raise UsageError(f"`{name}={value}`: {only}")
     if each.type not in (int, float):
         return value
@@ -237,12 +214,12 @@ def _checked(each: DescribedField, value: Any) -> Any:
         raise UsageError(f"`{name}` is an integer of more than 300 digits, above the limit of every option")
     if isinstance(value, bool) or not isinstance(value, int if each.type is int else (int, float)):
         raise UsageError(f"`{name}` is {value!r}; it must be {'an integer' if each.type is int else 'a number'}")
-    if each.option.range is not None and value not in each.option.range:
-        raise UsageError(f"`{name}` is {value}; it must be {each.option.range}")
+    if each.range is not None and value not in each.range:
+        raise UsageError(f"`{name}` is {value}; it must be {each.range}")
     return value
 
 
-def _require(each: DescribedField, value: Any, kind: Any, words: str) -> None:
+def _require(each: Option, value: Any, kind: Any, words: str) -> None:
     """Raise UsageError for a value of another type."""
     if not isinstance(value, kind):
         raise UsageError(f"`{each.argument}` is {value!r}; it must be {words}")
@@ -257,7 +234,7 @@ def input_paths(options: Any) -> tuple[Path, ...]:
         value = getattr(options, each.name)
         if value is None or each.group == OUTPUT:
             continue
-        if each.option.text == "provider_options":
+        if each.text == "provider_options":
             texts = (text for settings in value.values() for text in settings.values())
             found += [text for text in texts if isinstance(text, str) and text and os.path.exists(text)]  # noqa: PTH110
         elif each.is_path:
@@ -291,7 +268,7 @@ def option_groups() -> list[type[Any]]:
 def option_flags() -> Mapping[str, str]:
     """Flag of the command line by the name of the argument, of every option of every verb."""
     found = (each for cls in option_groups() for each in describe_fields(cls))
-    return {each.argument: each.flag for each in found if not each.option.positional}
+    return {each.argument: each.flag for each in found if not each.positional}
 
 
 def with_flags(text: str) -> str:

@@ -13,11 +13,9 @@ from partita.options.fields import (
     Option,
     PathText,
     Range,
-    SamplingOption,
     describe_fields,
     group,
     option,
-    sampling_option,
 )
 from partita.options.groups import (
     Adapter,
@@ -41,30 +39,30 @@ class SamplingValues:
     """Sampling options and the maximum number of new tokens."""
 
     HELP_GROUP = "Sampling"
-    temperature: float | None = sampling_option(
+    temperature: float | None = option(
         "0 (default) always takes the most likely token; from 0.001 to 100, higher values are more random.",
         flags=("--temperature", "--temp", "-t"),
         range=Range(1e-3, 100, "0 (greedy) or from 0.001 to 100", extra_value=0),
         off_value=0.0,
         suggested=1.0,
     )
-    top_k: int | None = sampling_option(
+    top_k: int | None = option(
         "Sample from the k most likely tokens; 0 (default) turns this off.",
         range=Range(0, text="0 (off) or more"),
         off_value=0,
         suggested=50,
     )
-    top_p: float | None = sampling_option(
+    top_p: float | None = option(
         "Sample from the most likely tokens that add up to this probability; 1 (default) turns this off.",
         range=Range(maximum=1, above=0, text="above 0 and at most 1 (off)"),
         off_value=1.0,
     )
-    min_p: float | None = sampling_option(
+    min_p: float | None = option(
         "Drop tokens below this fraction of the probability of the most likely token; 0 (default) turns this off.",
         range=Range(0, 1, "from 0 (off) to 1"),
         off_value=0.0,
     )
-    repetition_penalty: float | None = sampling_option(
+    repetition_penalty: float | None = option(
         "From 0.01 to 100; above 1, tokens that already occurred are less likely. Default: 1 (off).",
         range=Range(0.01, 100, "from 0.01 to 100 (1: off)"),
         off_value=1.0,
@@ -104,11 +102,9 @@ class Sampling(SamplingValues):
         return replace(other, **given)
 
 
-def sampling_options() -> Iterator[tuple[str, SamplingOption]]:
+def sampling_options() -> Iterator[tuple[str, Option]]:
     """Name and description of every sampling option."""
-    return (
-        (each.name, each.option) for each in describe_fields(SamplingValues) if isinstance(each.option, SamplingOption)
-    )
+    return ((each.name, each) for each in describe_fields(SamplingValues) if each.off_value is not None)
 
 
 GREEDY = Sampling(**{name: option.off_value for name, option in sampling_options()})  # type: ignore[arg-type]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from prometheus_client import (
     CollectorRegistry,
@@ -28,6 +28,16 @@ if TYPE_CHECKING:
 FIRST_TOKEN_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 BETWEEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5)
 REQUEST_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+
+
+class TokenMetrics(NamedTuple):
+    """Metrics of one model that every token changes."""
+
+    first: Histogram
+    between: Histogram
+    queue: Histogram
+    prompt: Counter
+    new: Counter
 
 
 class Metrics(Collector):
@@ -73,6 +83,16 @@ class Metrics(Collector):
         self.reports: dict[str, Report] = {}
         """The last report of each model."""
         registry.register(self)
+
+    def of_model(self, model: str) -> TokenMetrics:
+        """The token metrics of a model."""
+        return TokenMetrics(
+            self.first_token_seconds.labels(model),
+            self.between_seconds.labels(model),
+            self.queue_seconds.labels(model),
+            self.prompt_tokens.labels(model),
+            self.new_tokens.labels(model),
+        )
 
     def watch(
         self, model: str, slots: int, running: Callable[[], int], waiting: Callable[[], int], up: Callable[[], bool]

@@ -31,7 +31,7 @@ from starlette.responses import Response
 
 from partita.errors import GenerationError, PartitaError, UsageError
 from partita.library.engine.requests import BETWEEN_PARTS, TEXT_PARTS
-from partita.options.fields import DescribedField, Range, describe_fields
+from partita.options.fields import Option, Range, describe_fields
 from partita.options.generation import Sampling
 from partita.runtime.generate.text.stop_strings import MOST_CHARACTERS
 
@@ -173,8 +173,8 @@ class Message(Model):
         return {"role": self.role, "content": content, **{key: value for key, value in given.items() if value}}
 
 
-def _sampling_field(each: DescribedField) -> Any:
-    limits = each.option.range or Range()
+def _sampling_field(each: Option) -> Any:
+    limits = each.range or Range()
     least, most = (value if math.isfinite(value) else None for value in (limits.minimum, limits.maximum))
     return Annotated[each.type | None, Field(ge=least, le=most)], None
 
@@ -290,7 +290,6 @@ class CompletionRequest(CompletionsBase):
         return self
 
 
-CHAT, COMPLETION = ChatRequest, CompletionRequest
 Kind = TypeVar("Kind", bound=CompletionsBase)
 
 
@@ -408,11 +407,6 @@ def run_error(error: PartitaError | None) -> ApiError:
     message = "The generation failed." if error is None else sentence(error.message)
     headers = DO_NOT_RETRY if isinstance(error, GenerationError) else {}  # caused by the request, e.g. NaN logits
     return ApiError(500, message, SERVER, code="generation_failed", headers=headers)
-
-
-def internal_error() -> ApiError:
-    """500: a bug; details are only logged for the operator."""
-    return ApiError(500, "The server had an internal error while processing the request.", SERVER)
 
 
 def sentence(text: str) -> str:

@@ -11,7 +11,7 @@ import errno
 import logging
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 
@@ -20,9 +20,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from partita.errors import INTERRUPTED, ResourceError, UsageError
 from partita.observations.text_format import plural
-from partita.options.generation import ServerLimits
+from partita.options.generation import ServeCommand
 from partita.remedies import Remedy
-from partita.serve.app import Endpoints, Gate, guard_app, make_app
+from partita.serve.app import App
 from partita.serve.metrics import Metrics
 from partita.serve.served_package import ServedPackage
 from partita.signals import TerminatedError
@@ -120,29 +120,22 @@ class Server(uvicorn.Server):
     def __init__(
         self,
         models: Mapping[str, ServedPackage],
-        limits: ServerLimits,
+        options: ServeCommand,
         metrics: Metrics,
         listening: socket.socket,
         *,
-        host: str = "127.0.0.1",
-        keys: Sequence[str] = (),
-        origins: Sequence[str] = (),
         ready: Callable[[], object],
         log: Callable[[str], object],
     ) -> None:
-        """`models`: by name. `host`: the address of `listening` as the user named it. `keys`: accepted API keys; empty:
-        none needed. `origins`: allowed origins of web pages. `ready` is called when clients are accepted, `log` with a
-        line for the operator.
-        """
-        self.endpoints, self._listening = Endpoints(models, limits, metrics), listening
+        """`models`: by name. `ready` is called when clients are accepted, `log` with a line for the operator."""
+        self._options, self._listening, self._ready, self._log = options, listening, ready, log
         descriptors = raise_descriptor_limit()
-        most = min(limits.max_requests, descriptors // 2 - SPARE_CONNECTIONS)
-        self._gate = Gate(make_app(self.endpoints), most, metrics, keys, origins, log)
-        self._ready, self._log = ready, log
+        most = min(options.max_requests, descriptors // 2 - SPARE_CONNECTIONS)
+        self.app = App(models, options, metrics, most=most, log=log)
         self._loop: asyncio.AbstractEventLoop | None = None
         super().__init__(
             uvicorn.Config(
-                guard_app(self._gate, origins, host if is_loopback(listening) else None),
+                self.app.guarded(options.host if is_loopback(listening) else None),
                 http=limited_protocol(descriptors // 2),
                 ws="none",
                 loop="asyncio",
@@ -176,7 +169,7 @@ class Server(uvicorn.Server):
                         code = 0 if code is None else code
                         self.end(error.name)
             except BaseException:  # a signal between two waits
-                self.endpoints.draining = self.should_exit = True
+                self.app.draining = self.should_exit = True
                 raise
             serving.result()
         return code or 0
@@ -187,8 +180,8 @@ class Server(uvicorn.Server):
             with suppress(RuntimeError):  # the loop is closed: the server has ended
                 self._loop.call_soon_threadsafe(self._end_now)
         elif not self.should_exit:
-            self.endpoints.draining = self.should_exit = True
-            open_requests = plural(self._gate.open_requests, "open request")
+            self.app.draining = self.should_exit = True
+            open_requests = plural(self.app.open_requests, "open request")
             self._log(f"{signal_name}: shutting down; waiting for {open_requests}; repeat the signal to stop now")
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -200,8 +193,8 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Complete open requests within the limit."""
-        limits = self.endpoints.limits
-        limit = limits.timeout if limits.drain_timeout is None else limits.drain_timeout
+        options = self._options
+        limit = options.timeout if options.drain_timeout is None else options.drain_timeout
         asyncio.get_running_loop().call_later(limit, self._end_now)
         await super().shutdown(sockets)
 

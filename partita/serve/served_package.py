@@ -6,24 +6,24 @@ import asyncio
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from partita.check.requirements import Limits
-from partita.foreign.folder import NO_CHOICE, Choice
-from partita.library.api import Audience
+from partita.foreign.folder import Choice
+from partita.library.api import QUIET, Audience
 from partita.library.chain import Target
 from partita.library.engine.base import Engine, ReportRequest, Restarts
 from partita.library.engine.requests import RequestOutput, Ticket, Work, check_speculation
 from partita.library.loading import open_engine, opened_notes
 from partita.library.run_report import limits_error
-from partita.library.sampling import Suggestion, suggestion
+from partita.library.sampling import CHECKPOINT, Suggestion, suggestion
 from partita.observations.text_format import plural
-from partita.options.generation import BatchOptions, Sampling
+from partita.options.generation import BatchOptions, Sampling, ServeCommand
 from partita.options.groups import Process
 from partita.package.folder import Manifest, not_exported
 from partita.partition_reports.records import Report
@@ -43,8 +43,6 @@ REPORT_SECONDS = 5.0
 """Minimum seconds between two new reports."""
 END_SECONDS = 5.0
 """Seconds for the last step; Python cannot stop native code."""
-
-
 DEFAULTS = Suggestion(temperature=1.0)
 """OpenAI's defaults: sample from the unmodified distribution."""
 
@@ -73,52 +71,6 @@ class Delivery(NamedTuple):
     piece: RequestOutput
 
 
-class TokenMetrics:
-    """Token metrics of one model, from its pieces. `step` is called once for all pieces of a step."""
-
-    def __init__(self, metrics: Metrics, model: str) -> None:
-        self._ended, self._model = metrics.ended, model
-        self._first, self._between = metrics.first_token_seconds.labels(model), metrics.between_seconds.labels(model)
-        self._queue, self._new = metrics.queue_seconds.labels(model), metrics.new_tokens.labels(model)
-        self.prompt = metrics.prompt_tokens.labels(model)
-
-    def step(self, now: float, deliveries: Iterable[Delivery]) -> None:
-        """Count the pieces of a step that ended at `now` (`time.perf_counter`)."""
-        new = 0
-        for choice, piece in deliveries:
-            ticket, count = choice.ticket, len(piece.tokens)
-            new += count
-            if not choice.has_begun and ticket.began is not None:
-                self._queue.observe(ticket.began - ticket.submitted)
-                choice.has_begun = True
-            if count and choice.last_token is None:
-                self._first.observe(now - ticket.submitted)
-            elif choice.last_token is not None:
-                for _ in range(count):
-                    self._between.observe((now - choice.last_token) / count)
-            if count:
-                choice.last_token = now
-            if piece.finish_reason is not None:
-                self._ended.labels(self._model, piece.finish_reason).inc()
-        if new:
-            self._new.inc(new)
-
-
-@dataclass(frozen=True, slots=True)
-class Serving:
-    """Options of served packages."""
-
-    target: Target
-    choice: Choice = NO_CHOICE
-    batch: BatchOptions = BatchOptions()
-    """Without the prefix, which each package has for itself."""
-    from_checkpoint: bool = False
-    """Missing sampling options of a request are the checkpoint's; otherwise OpenAI's."""
-    placement: Limits = Limits()
-    probe_seconds: float = 0.0
-    process: Process = "auto"
-
-
 class ServedPackage:
     """One package under its name. `start` it before the first request, `stop` it after the last."""
 
@@ -127,34 +79,34 @@ class ServedPackage:
         name: str,
         engine: Engine,
         text: Text,
-        serving: Serving,
+        options: ServeCommand,
+        batch: BatchOptions,
         metrics: Metrics,
         log: Callable[[str], object],
-        prefix: Path | None = None,
     ) -> None:
-        """`log` is called with a line for the operator. `prefix`: a prefix file for prompts that begin with it.
+        """`log` is called with a line for the operator.
 
         Raises UsageError for a chunk out of range, GenerationError for a prefix of another package.
         """
+        manifest = engine.manifest
         self.name, self.folder, self.text = name, engine.folder, text
-        self.max_length, self.vocab_size = engine.manifest.graph.max_length, engine.manifest.graph.vocab_size
+        self.max_length, self.vocab_size = manifest.graph.max_length, manifest.graph.vocab_size
         self.stop_ids, self.has_template = stop_token_ids(engine.folder), has_template(engine.folder)
-        self.suggests = suggestion(engine.folder) if serving.from_checkpoint else DEFAULTS
+        self.suggests = suggestion(engine.folder) if options.source == CHECKPOINT else DEFAULTS
         """Sampling options that a request does not set."""
-        self.adapters = adapters_of(engine.manifest)
-        self.fingerprint = _fingerprint(engine.manifest, serving.target)
+        self.adapters = adapters_of(manifest)
+        self.fingerprint = _fingerprint(manifest, engine.target)
         self.created = int(time.time())
-        self._engine, self._serving, self._metrics, self._log = engine, serving, metrics, log
-        self._tokens = TokenMetrics(metrics, name)
+        self._engine, self._limits, self._metrics, self._log = engine, Limits.of(options), metrics, log
+        self._tokens = metrics.of_model(name)
         engine.use_text(text)
-        engine.open(replace(serving.batch, prefix=None if prefix is None else prefix.absolute()))
+        engine.open(batch)
         self.encoder = ThreadPoolExecutor(1, f"encode-{name}")
         """Thread for tokenizing prompts, because transformers' tokenizers are not thread-safe."""
         self.unread = 0
         """Choices whose prompts are not tokenized yet. Changed only by the event loop."""
         self.reporter = ThreadPoolExecutor(1, f"report-{name}")
         """Builds and renders reports, one at a time."""
-        self._report: Report | None = None
         self._report_at = 0.0
         self._thread = threading.Thread(target=self._work, name=f"serve-{name}", daemon=True)
         self._stopping = False
@@ -177,16 +129,17 @@ class ServedPackage:
         """False after the package's process was lost and could not be restarted."""
         return self._engine.is_running
 
-    def start(self) -> None:
-        """Generate a few tokens, and one with each adapter to detect damaged files; build the report and start the
-        thread.
+    def start(self, probe_seconds: float) -> None:
+        """Generate a few tokens, and one with each adapter to detect damaged files; build the report, with experiments
+        of at most `probe_seconds`, and start the thread.
 
         Raises ProviderError when the placement exceeds the limits, and the errors of the run.
         """
-        one = replace(self._first, sampling=replace(self._first.sampling, max_new_tokens=1), is_warm_up=True)
-        for work in (self._first, *(replace(one, adapter=name) for name in self.adapters)):
-            self._run(work)
-        self._new_report("created when the server started", probe_seconds=self._serving.probe_seconds)
+        self._run(first := self._first)
+        for name in self.adapters:
+            one = replace(first.sampling, max_new_tokens=1)
+            self._run(replace(first, sampling=one, is_warm_up=True, adapter=name))
+        self._check_report(ReportRequest("length", notes=("created when the server started",)), probe_seconds)
         engine = self._engine
         engine.restarts = Restarts(lambda line: self._log(f"{self.name}: {line}"), self._check_again)
         self._metrics.watch(
@@ -194,25 +147,37 @@ class ServedPackage:
         )
         self._thread.start()
 
-    def _new_report(self, note: str, **fields: Any) -> None:
-        """A new report, stored and with its placement in the metrics. Raises ProviderError over the limits."""
-        request = ReportRequest("length", limits=self._serving.placement, notes=(note,), **fields)
-        report = self._metrics.reports[self.name] = self._engine.report(request)
+    def _check_again(self) -> None:
+        """Check a restarted package, whose placement may have changed. Raises ProviderError and errors of the run."""
+        self._run(self._first)
+        self._check_report(ReportRequest("length", complete=False, notes=("created when the model was reloaded",)))
+
+    def _check_report(self, request: ReportRequest, probe_seconds: float = 0.0) -> None:
+        """A new report, in the metrics, too. Raises ProviderError over the limits."""
+        report = self._metrics.reports[self.name] = self._new_report(replace(request, probe_seconds=probe_seconds))
         over = limits_error(report)
         if over is not None:
             raise over
-        self._report, self._report_at = report, time.monotonic()
+
+    def _new_report(self, request: ReportRequest) -> Report:
+        self._report = self._engine.report(replace(request, limits=self._limits))
+        self._report_at = time.monotonic()
+        return self._report
+
+    def report(self) -> Report:
+        """The partition report of the running sessions. After the start, only for the thread of `reporter`.
+
+        Raises the errors of the engine's `report`.
+        """
+        if time.monotonic() - self._report_at <= REPORT_SECONDS:
+            return self._report
+        return self._new_report(ReportRequest("length", complete=False))
 
     @property
     def _first(self) -> Work:
         """The first request."""
         most = min(WARM_TOKENS, self.max_length - 1)
         return Work((0,), Sampling(temperature=0.0, max_new_tokens=most))
-
-    def _check_again(self) -> None:
-        """Check a restarted package, whose placement may have changed. Raises ProviderError and errors of the run."""
-        self._run(self._first)
-        self._new_report("created when the model was reloaded", complete=False)
 
     def _run(self, work: Work) -> None:
         """Run a request to its end. Raises its error."""
@@ -228,16 +193,6 @@ class ServedPackage:
         ticket = self._engine.submit(work, lambda ticket, piece: self._deliveries.append(Delivery(choice, piece)))
         self._tokens.prompt.inc(len(work.prompt))
         return ticket
-
-    def report(self) -> Report:
-        """The partition report of the running sessions. After the start, only for the thread of `reporter`.
-
-        Raises the errors of the engine's `report`.
-        """
-        if self._report is None or time.monotonic() - self._report_at > REPORT_SECONDS:
-            request = ReportRequest("length", complete=False, limits=self._serving.placement)
-            self._report, self._report_at = self._engine.report(request), time.monotonic()
-        return self._report
 
     def stop(self) -> None:
         """End open requests and free the package.
@@ -288,10 +243,23 @@ class ServedPackage:
                 self._loop.call_soon_threadsafe(self._deliver, time.perf_counter(), deliveries)
 
     def _deliver(self, now: float, deliveries: Sequence[Delivery]) -> None:
-        """Deliver the pieces of a step that ended at `now`. Runs in the event loop."""
+        """Deliver and count the pieces of a step that ended at `now` (`time.perf_counter`). Runs in the event loop."""
         for each in deliveries:
             each.choice.deliver(each)
-        self._tokens.step(now, deliveries)
+        for choice, piece in deliveries:
+            ticket, count = choice.ticket, len(piece.tokens)
+            if not choice.has_begun and ticket.began is not None:
+                self._tokens.queue.observe(ticket.began - ticket.submitted)
+                choice.has_begun = True
+            if choice.last_token is not None:
+                for _ in range(count):
+                    self._tokens.between.observe((now - choice.last_token) / count)
+            elif count:
+                self._tokens.first.observe(now - ticket.submitted)
+            choice.last_token = now if count else choice.last_token
+            if piece.finish_reason is not None:
+                self._metrics.ended.labels(self.name, piece.finish_reason).inc()
+        self._tokens.new.inc(sum(len(piece.tokens) for _, piece in deliveries))
         ended = [each.choice.ticket for each in deliveries if each.piece.finish_reason == "error"]
         for error in {id(ticket.error): ticket.error for ticket in ended}.values():
             with suppress(Exception):  # the line cannot be written
@@ -302,11 +270,14 @@ def open_served(
     name: str,
     folder: Path,
     manifest: Manifest,
-    serving: Serving,
+    target: Target,
+    options: ServeCommand,
     metrics: Metrics,
-    audience: Audience,
+    *,
     log: Callable[[str], object],
+    audience: Audience = QUIET,
     prefix: Path | None = None,
+    process: Process = "auto",
 ) -> ServedPackage:
     """Open a package, generate a few tokens with it, and start serving it.
 
@@ -315,22 +286,29 @@ def open_served(
     GenerationError for a prefix of another package; ResourceError, UsageError.
     """
     known = 0 if prefix is None else len(read_content(prefix).tokens)  # an invalid file fails before the package loads
-    check_adapter(folder, manifest, serving.batch.adapter)
-    check_speculation(folder, manifest, serving.batch)
+    batch = BatchOptions(
+        speculate=options.speculate,
+        draft=options.draft,
+        prefill_chunk=options.prefill_chunk,
+        adapter=options.adapter,
+        prefix=None if prefix is None else prefix.absolute(),
+    )
+    check_adapter(folder, manifest, batch.adapter)
+    check_speculation(folder, manifest, batch)
     text = load_text(folder, manifest.tokenizer, manifest.graph.max_length, takes_ids=False)
     text.encode("hello")  # initialises the tokenizer before two threads use it
     with audience.busy(f"opening {name}"):
-        engine = open_engine(folder, manifest, serving.target, serving.choice, process=serving.process)
+        engine = open_engine(folder, manifest, target, Choice.of(options), process=process)
     try:
-        for line in opened_notes(serving.target, engine.opened, manifest):
+        for line in opened_notes(target, engine.opened, manifest):
             audience.note(line)
         if lacks := not_exported(manifest.source.unused):
             audience.note(f"not in the package: {lacks}")
-        served = ServedPackage(name, engine, text, serving, metrics, log, prefix)
+        served = ServedPackage(name, engine, text, options, batch, metrics, log)
         if known:
             audience.note(f"prompts that begin with the {plural(known, 'token')} of {prefix} reuse its states")
         with audience.busy(f"first run of {name}"):
-            served.start()
+            served.start(options.probe_seconds)
     except BaseException:
         engine.close()
         raise

@@ -137,23 +137,6 @@ def test_text_and_message_rows_match_single_generation(tiny_checkpoint, exported
         assert json.loads(capsys.readouterr().out)["rows"][0]["text"] == found[index]["text"]
 
 
-def test_parquet_input_produces_parquet_output(summing, tmp_path, capsys):
-    require("pyarrow")
-    import pyarrow
-    from pyarrow import parquet
-
-    table = pyarrow.Table.from_pylist([{**row, "logprobs": 1 if n == 2 else None} for n, row in enumerate(ROWS[:9])])
-    parquet.write_table(table, tmp_path / "in.parquet")
-    out = tmp_path / "out.parquet"
-    assert run(words(summing, tmp_path / "in.parquet", out)) == 0, capsys.readouterr().err
-    found = parquet.read_table(out).to_pylist()
-    assert [row["id"] for row in found] == [row["id"] for row in ROWS[:9]]
-    for row, asked in zip(found, ROWS, strict=False):
-        assert row["tokens"] == known_tokens(asked["tokens"], asked["max_new_tokens"], ALL)
-    assert [row["logprobs"] is not None for row in found].index(True) == 2
-    assert [entry["token"] for entry in found[2]["logprobs"]] == found[2]["tokens"]
-
-
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
@@ -170,36 +153,6 @@ def test_row_error_names_the_field(summing, tmp_path, capsys, fields, said):
     assert run(words(summing, source, out)) == 0
     (row,) = read(out)
     assert said in row["error"] and "--" not in row["error"] and "1 row" in capsys.readouterr().err
-
-
-def test_invalid_arguments_fail_before_model_is_loaded(summing, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("partita.library.engine.local.load_runner", None)
-    source, out = written(tmp_path / "in.jsonl", ROWS[:2]), tmp_path / "out.jsonl"
-    out.write_text("mine\n")
-    package = str(summing)
-    for arguments, said in (
-        (words(summing, source, out), "exists already"),
-        (words(summing, source, source), "the same file as"),
-        (words(summing, source, summing / "out.jsonl"), "inside"),
-        (words(summing, tmp_path / "in.csv", tmp_path / "o.jsonl"), "must end in one of"),
-        (words(summing, tmp_path / "gone.jsonl", tmp_path / "o.jsonl"), "no such file"),
-        (words(summing, source, tmp_path / "o.jsonl", "-p", "1"), "use one of them"),
-        (["generate", package, "--input", str(source)], "--output"),
-        (["generate", package, "1", "--output", str(out)], "--input"),
-    ):
-        assert run(arguments) == 2, said
-        assert said in capsys.readouterr().err
-    assert out.read_text() == "mine\n"
-
-
-@pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.partial", "./out.jsonl"])
-def test_report_path_must_differ_from_output_and_journal(summing, tmp_path, monkeypatch, capsys, name):
-    """Neither file exists when the command starts."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "in.jsonl").write_text('{"tokens": [1, 2]}\n')
-    assert run(words(summing, Path("in.jsonl"), Path("out.jsonl"), "--report", name)) == 2
-    assert "which this command writes as well; name another" in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["in.jsonl"]
 
 
 @pytest.mark.usefixtures("no_bytecode")

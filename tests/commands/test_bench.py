@@ -59,32 +59,6 @@ def test_reports_are_written_to_folder(package: Path, tmp_path: Path, capsys: py
     succeeds(capsys, "report", "show", folder / "cpu.json")
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "said"),
-    [
-        (["--provider", "cpu", "CPU"], 2, "twice"),
-        (["--provider", "gpuu"], 2, "unknown provider 'gpuu'"),
-        (["--provider", ""], 2, "--provider is empty"),
-        (["--provider", "cpu", "--rounds", "0"], 2, "--rounds is 0"),
-        (["--provider", "cpu", "--max-new-tokens", "1"], 2, "--max-new-tokens is 1"),
-        (["--provider", "cpu", "--prefill-chunk", "0"], 2, "--prefill-chunk is 0"),
-        (["--provider", "cpu", "--threads", "0"], 2, "--threads is 0"),
-        (["--provider", "cpu", "--timeout", "nan"], 2, "--timeout is nan"),
-        (["--provider", "cpu", "--baseline", "webgpu"], 2, "--baseline webgpu: not among"),
-        (["--provider", "cpu", "--provider-option", "cuda.device_id=0"], 2, "cuda"),
-        (["--provider", "cpu", "--against", "./absent"], 1, "no such file or folder"),
-        (["--provider", "cpu", "--token-ids"], 2, "--token-ids needs --prompt"),
-        (["--provider", "cpu", "--prompt", "a", "--prompt-tokens", "4"], 2, "set one of them"),
-        (["--provider", "cpu", "--prompt", "1,x", "--token-ids"], 2, "not a list of token ids"),
-        (["--provider", "cpu", "--prompt", "1,9999", "--token-ids"], 1, "token id 9999"),
-        (["--provider", "cpu", "--prompt", ""], 1, "the prompt is empty"),
-        (["--provider", "cpu", "--prompt-tokens", "60"], 1, "exceed the cache length of"),
-    ],
-)
-def test_invalid_arguments_fail_with_single_line(package, capsys, words, code, said):
-    fails(capsys, code, said, "bench", package, *words)
-
-
 def test_failing_provider_exits_3_and_other_is_measured(package, capsys):
     assert run(["bench", str(package), "--providers", "cuda", "cpu", *QUICK]) == 3
     out, err = capsys.readouterr()

@@ -77,24 +77,6 @@ def test_each_stdin_line_is_a_message(package, monkeypatch, capsys, tmp_path):
         assert capsys.readouterr().out == f"{wanted[2]}\n"
 
 
-@pytest.mark.parametrize(
-    ("text", "options", "code", "says"),
-    [
-        ("/nothing\n", (), 2, "/nothing is not a command"),
-        ("/save\n", (), 2, "/save: give a file"),
-        ("/report\n", (), 2, "nothing has been generated yet"),
-        ("hi\n", ("--resume", "none.json"), 2, "--resume none.json: No such file"),
-        ("/save a\0b\n", (), 2, "/save: the name of the conversation contains a NUL byte"),
-        ("/save ~nobody-of-this-name/x\n", (), 2, "/save ~nobody-of-this-name/x: "),
-        (f"/save {'x' * 5000}\n", (), 1, "name too long"),
-        (f"{'the value ' * 1500}\n", (), 1, "the cache length is 2048"),
-    ],
-)
-def test_invalid_input_fails_with_message(package, monkeypatch, capsys, text, options, code, says):
-    assert piped(monkeypatch, text, str(package), *options) == code
-    assert says in capsys.readouterr().err
-
-
 def test_missing_chat_template_suggests_generate(package, own_copy, monkeypatch, capsys):
     bare = own_copy(package)
     (bare / "chat_template.jinja").unlink()

@@ -16,11 +16,10 @@ from typing import Any
 
 import jsonschema
 import pytest
-from pydantic import BaseModel
 
 from partita.cli import run
 from partita.library.exporting import run_export
-from partita.package.folder import KNOWN_ANSWER, MANIFEST, WEIGHTS, read_manifest, record_file, write_manifest
+from partita.package.folder import KNOWN_ANSWER, MANIFEST, read_manifest, record_file, write_manifest
 from tests.conftest import REPOSITORY
 from tests.runtime.handmade_packages import handmade
 
@@ -121,9 +120,6 @@ def test_token_ids_need_no_tokenizer(tiny_checkpoint, exported, capsys):
     out, _ = succeeds(capsys, "generate", package, "1, 5 9", "--token-ids", "--max-new-tokens", 4)
     assert len([int(word) for word in out.split()]) == 4
     fails(capsys, 1, "tokenizer", "generate", package, PROMPT)
-    fails(capsys, 2, "not a list of token ids", "generate", package, "one two", "--token-ids")
-    fails(capsys, 1, "token id 9999 at position 1", "generate", package, "1,9999", "--token-ids")
-    fails(capsys, 1, "token id -3", "generate", package, "1,-3", "--token-ids")
 
 
 def test_multiple_prompts_run_as_batch_rows(tiny_checkpoint, exported, capsys):
@@ -136,41 +132,10 @@ def test_multiple_prompts_run_as_batch_rows(tiny_checkpoint, exported, capsys):
     assert f"[{len(PROMPT.split())}] " in out and "quote" in err
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "words"),
-    [
-        ("--temperature", "nan", "temperature"),
-        ("--temperature", 1e-4, "--temperature is 0.0001; it must be 0 (greedy) or from 0.001 to 100"),
-        ("--repetition-penalty", 0, "--repetition-penalty is 0.0; it must be from 0.01 to 100 (1: off)"),
-        ("--stop", "", "--stop is empty"),
-        ("--stop", "x" * 4097, "--stop has 4,097 characters; the maximum is 4,096"),
-        ("--probe-seconds", -1, "--probe-seconds is -1"),
-    ],
-)
-def test_out_of_range_options_are_rejected(package, capsys, option, value, words):
-    fails(capsys, 2, words, "generate", package, PROMPT, option, value)
-
-
 def test_invalid_prompts_are_rejected(package, capsys, monkeypatch):
-    fails(capsys, 2, "no prompt", "generate", package)
-    fails(capsys, 1, "the prompt is empty", "generate", package, "")
-    fails(capsys, 1, "the cache length is 64", "generate", package, "x y z " * 40)
     fails(capsys, 2, "unpaired surrogate", "generate", package, b"caf\xe9".decode("utf-8", "surrogateescape"))
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9 \xff")))
     fails(capsys, 2, "stdin is not UTF-8 (byte 3)", "generate", package, "-")
-
-
-def test_invalid_packages_are_rejected(tmp_path: Path, own_package: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    fails(capsys, 1, "no such file or folder", "generate", tmp_path / "absent", PROMPT)
-    (tmp_path / "empty").mkdir()
-    fails(capsys, 1, f"it has no {MANIFEST}", "generate", tmp_path / "empty", PROMPT)
-    manifest = json.loads((own_package / MANIFEST).read_text())
-    (own_package / MANIFEST).write_text(json.dumps({**manifest, "schema": "partita.package/9"}))
-    fails(capsys, 1, "partita.package/9", "generate", own_package, PROMPT)
-    (own_package / MANIFEST).write_text(json.dumps(manifest))
-    with (own_package / WEIGHTS).open("ab") as stream:
-        stream.write(b"x")
-    fails(capsys, 1, "the manifest states", "generate", own_package, PROMPT)
 
 
 # verify
@@ -231,16 +196,6 @@ def test_ctrl_c_exits_130_and_writes_report(tiny_checkpoint, exported, tmp_path)
     assert (first + out).endswith(b"\n") and b"finish: interrupted" in err and b"Traceback" not in err
     totals = json.loads(report.read_text())["totals"]
     assert totals["finish_reason"] == "interrupted" and 0 < totals["new_tokens"] < 200
-
-
-def test_json_replaces_nan_and_infinity_with_null() -> None:
-    from partita.commands.verify import _without_nan
-
-    class Figures(BaseModel):
-        a: list[float]
-        b: float
-
-    assert _without_nan(Figures(a=[float("nan"), 1.5], b=float("inf"))) == {"a": [None, 1.5], "b": None}
 
 
 def test_debug_shows_the_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -95,7 +95,7 @@ def test_missing_command_prints_help_and_exits_2(group, capsys):
 
 @pytest.mark.parametrize(("path", "command"), EVERY, ids=["-".join(path) for path, _ in EVERY])
 def test_help_lists_every_option_under_heading_and_examples(path, command, capsys):
-    assert {each.group for each in describe_fields(command.options) if not each.option.positional} <= {*GROUPS, ""}
+    assert {each.group for each in describe_fields(command.options) if not each.positional} <= {*GROUPS, ""}
     names = [name for parameter in command.params for name in parameter.opts]
     assert len(names) == len(set(names))
     assert run([*path, "-h"]) == run(["help", *path]) == 0
@@ -216,12 +216,12 @@ def test_api_function_parameters_match_options_record(name: str, record: type[An
 @pytest.mark.parametrize("record", RECORDS)
 def test_every_option_has_help_and_valid_default(record: type[Any]) -> None:
     for each in describe_fields(record):
-        assert each.option.help
-        default, limits = each.field.default, each.option.range
+        assert each.help
+        default, limits = each.default, each.range
         if isinstance(default, (int, float)) and limits is not None:
             assert default in limits, each.name
-        if each.option.choices and default is not None:
-            assert default in each.option.choices
+        if each.choices and default is not None:
+            assert default in each.choices
 
 
 @pytest.mark.parametrize("name", SAMPLED)
@@ -229,7 +229,7 @@ def test_sampling_option_is_available_in_every_interface(name: str) -> None:
     """Adding a field to `Sampling` is enough for the command line, prompt files and the server."""
     from partita.serve.protocol import SAMPLING
 
-    flags = [flag for each in describe_fields(Sampling) if each.name == name for flag in each.option.flags]
+    flags = [flag for each in describe_fields(Sampling) if each.name == name for flag in each.flags]
     flag = flags[0] if flags else f"--{name.replace('_', '-')}"
     group: Any = typer.main.get_command(app)
     for verb in ("generate", "chat"):
@@ -262,16 +262,6 @@ def test_sampling_option_is_available_in_every_interface(name: str) -> None:
 def test_invalid_value_error_names_option(given: Any, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         check_fields(given)
-
-
-@pytest.mark.parametrize(
-    ("words", "verb"), [(["help"], []), (["help", "help"], []), (["help", "generate"], ["generate"])]
-)
-def test_help_command_prints_same_text_as_help_option(words, verb, capsys):
-    assert run(words) == 0
-    said = capsys.readouterr().out
-    assert run([*verb, "--help"]) == 0
-    assert said == capsys.readouterr().out
 
 
 def test_option_aliases_are_accepted(tmp_path, capsys):

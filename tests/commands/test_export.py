@@ -83,29 +83,6 @@ def test_unavailable_target_requires_target_default(exporting: Export) -> None:
     assert code == 0 and "the default for directml, which could not be probed: not_in_build" in out
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (("--target", "cpu,cuda"), ("--target cpu,cuda", "need --format ort-package")),
-        (("--format", "ort-package"), ("--format ort-package", "needs --target")),
-        (("--format", "ort-package", "--target", "cpu,cpu"), ("cpu",)),
-        (("--target", "nosuchprovider"), ("--target: unknown provider 'nosuchprovider'", "cpu")),
-        (("--target", ""), ("--target is empty",)),
-        (("--provider-library", "mine=/nosuch.so", "--target", "mine"), ("--provider-library", "/nosuch.so")),
-        (("--provider-library", "mine=/nosuch.so"), ("--provider-library", "needs --target")),
-        (("--attention", "gqa", "--provider-option", "cuda.device_id=0"), ("--provider-option", "--target")),
-        (("--attention", "gqa", "--target-default"), ("--target-default", "needs --target")),
-        (("--target", "cpu", "--provider-option", "cuda.device_id=0"), ("cuda",)),
-        (("--target", "cpu", "--provider-option", "cpu.nosuchoption=1"), ("nosuchoption",)),
-        (("--attention", "nosuchlowering"), ("nosuchlowering", "gqa", "onnx24", "primitives")),
-        (("--target", "cpu", "--attention", "onnx24", "--opset", "20"), ("--opset 20", "onnx24", "24")),
-        (("--opset", "17"), ("--opset 17", "18")),
-    ],
-)
-def test_invalid_options_are_usage_errors(exporting: Export, options: tuple[str, ...], words: Any) -> None:
-    refused(exporting(*options), 2, *words)
-
-
 def test_several_targets_write_variants_and_force_replaces_package(exporting: Export, tmp_path: Path) -> None:
     """One variant per target, with shared weights and no leftover temporary folder."""
     options = ("--format", "ort-package", "--target", "cpu,directml", "--target-default")

@@ -71,11 +71,7 @@ def shell(words: list[str], redirection: str) -> subprocess.CompletedProcess[str
     )
 
 
-@pytest.mark.parametrize(
-    "words",
-    [["--version"], ["inspect", "{model}", "--json"]],
-    ids=" ".join,
-)
+@pytest.mark.parametrize("words", [["--version"], ["inspect", "{model}", "--json"]], ids=" ".join)
 @pytest.mark.parametrize(
     ("redirection", "code", "said"),
     [(">&-", 0, ""), (">/dev/full", 1, "partita: No space left on device; check the disk and its permissions\n")],

@@ -16,6 +16,7 @@ import onnx
 import pytest
 from onnx import parser
 
+import partita
 from partita.cli import run
 from tests.commands.test_cli import heed_interrupts
 from tests.conftest import REPOSITORY
@@ -119,4 +120,37 @@ def test_place_prints_brief_report_and_full_tables(tmp_path, capsys):
     assert "--full and --json select different views" in capsys.readouterr().err
 
 
-# `partita place` on models with control flow: which nodes are in bodies, as ONNX Runtime itself has them
+@pytest.mark.parametrize(
+    ("graph", "told"),
+    [
+        (
+            "g (bfloat16[4] x) => (bfloat16[4] y) { [n] y = Sigmoid(x) }",
+            "CPUExecutionProvider: no_kernel_type: with float32, float16 or float64 in place of bfloat16 the provider",
+        ),
+        (
+            "g (float[2,8,8,4] x, float[4] s, float[4] b) => (float[2,8,8,4] y) {"
+            " [n] y = com.microsoft.GroupNorm<groups=2, activation=0>(x, s, b) }",
+            "CPUExecutionProvider: no_kernel_op: tested in isolation, the provider does not support it",
+        ),
+        (
+            "g (int16[4] x, int16 low, int16 high) => (int16[4] y) { [n] y = Clip(x, low, high) }",
+            "is in the function of node 'n' (Clip); CPUExecutionProvider: no_kernel_type: with float32",
+        ),
+    ],
+    ids=["type", "operator", "node of a function"],
+)
+def test_node_without_any_kernel_is_rejected_with_cause(tmp_path, capsys, graph, told):
+    onnx.save(parser.parse_model(HEAD.replace('"my"', '"com.microsoft"') + graph), tmp_path / "m.onnx")
+    assert run(["place", str(tmp_path / "m.onnx"), "--provider", "cpu"]) == 3
+    err = capsys.readouterr().err
+    assert told in err and err.count("Could not find an implementation") == 1
+
+
+@pytest.mark.parametrize(("kind", "says"), [("seq(float[4])", "x is a sequence"), ("int4[4]", "x is a tensor of int4")])
+def test_model_with_ungeneratable_inputs_is_placed_but_not_run(tmp_path, kind, says):
+    text = f"g ({kind} x, float[4] z) => (float[4] y) {{ [n] y = Celu(z) }}"
+    onnx.save(parser.parse_model(HEAD + text), tmp_path / "m.onnx")
+    report = partita.place(tmp_path / "m.onnx", "cpu", probe_seconds=0)
+    (phase,) = report.phases
+    assert phase.nodes and phase.observed_runs == 0 and all(check.passed for check in report.checks)
+    assert any("not run" in note and says in note for note in report.notes)

@@ -8,16 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
 
 from partita.cli import run
 from partita.commands.chat import SCHEMA as SCHEMA_OF_CHAT
 from partita.library.engine.local import LocalEngine
 from partita.library.engine.requests import Ticket
 from partita.library.generation import Conversation
-from partita.runtime.generate.prefix_file import SCHEMA, read_content
+from partita.runtime.generate.prefix_file import read_content
 from partita.runtime.generate.prefixes import LEAST_TOKENS
 from tests.commands.test_chat import piped
 from tests.conftest import Exported, TinyCheckpoint
@@ -89,64 +87,6 @@ def test_prefix_of_other_package_is_rejected(pair, kept, capsys):
     err = capsys.readouterr().err
     assert f"{kept}: saved with another package" in err and "save it again with this package" in err
     assert "--save-prefix" not in err, "it cannot be given with --prefix"
-
-
-def test_invalid_prefix_files_are_rejected(package, kept, tmp_path, capsys):
-    whole, tensors = kept.read_bytes(), load_file(kept)
-    said = {"schema": SCHEMA, "package": "", "said": "{}"}
-    short, other = {**tensors, "tokens": tensors["tokens"][:-1]}, {"tokens": np.zeros(0, np.int64)}
-    files = {
-        "nothing": b"",
-        "cut": whole[: len(whole) // 2],
-        "text": b"what is this",
-        "weights": (package / "known_answer.safetensors").read_bytes(),
-    }
-    for name, data in files.items():
-        (tmp_path / name).write_bytes(data)
-    save_file(other, tmp_path / "empty", said)
-    metadata = _metadata(kept)
-    save_file(short, tmp_path / "short", metadata)
-    save_file({"tokens": tensors["tokens"]}, tmp_path / "stateless", metadata)
-    for name in (*files, "empty", "short", "stateless", "missing"):
-        assert generate(package, REST, "--prefix", tmp_path / name) == 1, name
-        err = capsys.readouterr().err
-        assert err.startswith(f"partita: {tmp_path / name}: no") and err.count("\n") == 1, err
-
-
-def _metadata(file: Path) -> dict[str, str]:
-    from safetensors import safe_open
-
-    with safe_open(file, framework="numpy") as opened:
-        return dict(opened.metadata())
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "says"),
-    [
-        (("a", "b", "--save-prefix", "f"), 2, "--save-prefix stores one text"),
-        (("a", "--chat", "--save-prefix", "f"), 2, "omit --chat"),
-        (("a", "--save-prefix", "f", "--report", "r.json"), 2, "omit --report"),
-        (("a", "--save-prefix", "f", "--max-copies", "0"), 2, "omit --max-copies"),
-        (
-            ("a", "--save-prefix", "f", "-n", "5", "--seed", "1"),
-            2,
-            "--seed",
-        ),
-        (
-            ("--input", "f", "--output", "g", "--address", "local", "--prefix", "h"),
-            2,
-            "--address cannot be combined with",
-        ),
-        (("a", "--system", "b", "--prefix", "f"), 2, "omit --system"),
-        (("", "--save-prefix", "f"), 1, "the prompt is empty"),
-        (("a b c d e f g h", "--save-prefix", "/dev/full"), 1, "/dev/full: cannot write the prefix: No space left"),
-    ],
-)
-def test_invalid_prefix_options_fail_with_message(package, tmp_path, monkeypatch, capsys, words, code, says):
-    monkeypatch.chdir(tmp_path)
-    assert generate(package, *words) == code
-    assert says in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
 
 
 def rows_of(tmp_path: Path, package: Path, lines: list[dict[str, Any]], *options: object, code: int = 0) -> list[Any]:

@@ -8,6 +8,7 @@ import platform
 import subprocess
 import sys
 from importlib import metadata
+from typing import Any
 
 import jsonschema
 import pytest
@@ -170,34 +171,34 @@ def test_duplicate_onnx_runtime_wheels_are_a_finding(tmp_path):
     assert finding["remedies"][0]["command"][:4] == ["pip", "uninstall", "--yes", "onnxruntime"]
 
 
-def test_wheel_hiding_another_wheel_is_a_finding(monkeypatch):
-    both = (Wheel("onnxruntime", "1.31.1", "/first"), Wheel("onnxruntime-gpu", "1.31.1", "/second"))
-    monkeypatch.setattr("partita.runtime.machine.runtime_wheels", lambda: both)
-    (finding,) = environment_findings((), imported_version="1.31.1", import_error=None)
-    assert finding.reason == "duplicate_runtime"
-    assert finding.evidence.startswith("onnxruntime 1.31.1 in /first hides onnxruntime-gpu 1.31.1")
-
-
 def test_installed_onnx_runtime_wheel_is_listed_once():
     assert len(runtime_wheels()) == 1
     assert owns_runtime("onnxruntime/__init__.py,sha256=x,1\n")
     assert not owns_runtime("my/onnxruntime/__init__.py,sha256=x,1\n")
 
 
-def test_missing_runtime_and_version_mismatch_are_findings(monkeypatch):
-    providers = tuple(known_providers().values())
-    monkeypatch.setattr("partita.runtime.machine.plugin_wheels", lambda providers: {"onnxruntime-qnn": "2.7.0"})
-    monkeypatch.setattr("partita.runtime.machine.runtime_wheels", lambda: ())
-    (finding,) = environment_findings(providers, imported_version=None, import_error="ModuleNotFoundError")
-    assert finding.reason == "not_in_build" and 'pip install "partita[cpu]"' in finding.remedy
-    assert finding.evidence.startswith("onnxruntime-qnn 2.7.0 needs ONNX Runtime")
-    monkeypatch.setattr("partita.runtime.machine.plugin_wheels", lambda providers: {})
-    (none,) = environment_findings(providers, imported_version=None, import_error="ModuleNotFoundError")
-    assert none.evidence == "ONNX Runtime is not installed"
-    monkeypatch.setattr("partita.runtime.machine.runtime_wheels", lambda: (Wheel("onnxruntime", "1.31.1", "/a"),))
-    (other,) = environment_findings(providers, imported_version="1.24.0", import_error=None)
-    assert other.reason == "version_mismatch"
-    assert "the onnxruntime that Python imports is 1.24.0" in other.evidence
+A = (Wheel("onnxruntime", "1.31.1", "/a"),)
+FINDINGS: list[Any] = [
+    ((), {"onnxruntime-qnn": "2.7.0"}, None, "not_in_build", "onnxruntime-qnn 2.7.0 needs ONNX Runtime"),
+    ((), {}, None, "not_in_build", "ONNX Runtime is not installed"),
+    (A, {}, "1.24.0", "version_mismatch", "the onnxruntime that Python imports is 1.24.0"),
+    (
+        (Wheel("onnxruntime", "1.31.1", "/first"), Wheel("onnxruntime-gpu", "1.31.1", "/second")),
+        *({}, "1.31.1", "duplicate_runtime", "onnxruntime 1.31.1 in /first hides onnxruntime-gpu 1.31.1"),
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("wheels", "plugins", "version", "reason", "said"), FINDINGS, ids=lambda value: str(value)[:20]
+)
+def test_problem_of_the_environment_is_a_finding(monkeypatch, wheels, plugins, version, reason, said):
+    monkeypatch.setattr("partita.runtime.machine.plugin_wheels", lambda providers: plugins)
+    monkeypatch.setattr("partita.runtime.machine.runtime_wheels", lambda: wheels)
+    error = None if version else "ModuleNotFoundError"
+    (finding,) = environment_findings(tuple(known_providers().values()), imported_version=version, import_error=error)
+    assert finding.reason == reason and said in finding.evidence
+    assert version or 'pip install "partita[cpu]"' in finding.remedy
 
 
 def test_unsupported_dependency_version_is_a_finding(monkeypatch):

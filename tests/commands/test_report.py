@@ -157,32 +157,6 @@ def test_failing_check_exits_5_and_lists_each_failure(folder, capsys):
 
 
 @pytest.mark.parametrize(
-    "words", [["diff", "-", "-"], ["check", "-", "-"], ["check", "-", "--baseline", "-"]], ids=" ".join
-)
-def test_two_reports_from_stdin_are_rejected(folder, capsys, words):
-    code, out, err = call(capsys, *words)
-    assert (code, out) == (2, "") and "both reports are read from stdin" in one_line(err)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ([], "nothing to check"),
-        (["--max-copies", "-1"], "must be 0 or more"),
-        (["--min-tokens-per-second", "nan"], "must be a number"),
-        (["--max-unexplained", "-2"], "must be 0 or more"),
-        (["--require", "providr=webgpu,share>=1"], "did you mean 'provider'"),
-        (["--require", "provider=webpgu,share>=1"], "did you mean 'webgpu'"),
-        (["--require", "provider=gpu,share>=1"], "did you mean 'cuda' or 'webgpu'? known providers: "),
-        (["--require", ""], "is not FIELD OP VALUE"),
-    ],
-)
-def test_invalid_check_options_exit_2(folder, capsys, arguments, words):
-    code, out, err = call(capsys, "check", "mixed.json", *arguments)
-    assert (code, out) == (2, "") and words in one_line(err)
-
-
-@pytest.mark.parametrize(
     "arguments",
     [
         ["explain", "hostile.json", HOSTILE],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import resource
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -14,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from partita.cli import run
-from tests.conftest import REPOSITORY, require
+from tests.conftest import REPOSITORY
 
 HEAVY = ("torch", "onnxruntime", "transformers", "onnx", "numpy", "starlette", "uvicorn", "prometheus_client")
 IMPORT_LIMIT_SECONDS = 0.06
@@ -117,11 +116,7 @@ PROVIDERS = ("cpu", "cuda", "openvino", "webgpu")
 def variables(shell: str, line: str) -> dict[str, str]:
     """Environment of a question about a line; a blank at the end begins a new word."""
     words = line.split(" ")
-    return {
-        "_PARTITA_COMPLETE": f"complete_{shell}",
-        "COMP_WORDS": "\n".join(words),
-        "COMP_CWORD": str(len(words) - 1),
-    }
+    return {"_PARTITA_COMPLETE": f"complete_{shell}", "COMP_WORDS": "\n".join(words), "COMP_CWORD": str(len(words) - 1)}
 
 
 Offered = Callable[[str], list[str]]
@@ -140,26 +135,6 @@ def offered(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         return str(out).split()
 
     return ask
-
-
-@pytest.fixture
-def partita(tmp_path: Path) -> dict[str, str]:
-    """An environment in which `partita` is the command of this tree, and HOME is empty."""
-    (tmp_path / "bin").mkdir()
-    program = tmp_path / "bin" / "partita"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m partita "$@"\n', encoding="utf-8")
-    program.chmod(0o755)
-    home = tmp_path / "home"
-    home.mkdir()
-    path = f"{program.parent}{os.pathsep}{os.environ['PATH']}"
-    return {**os.environ, "PATH": path, "PYTHONPATH": str(REPOSITORY), "HOME": str(home)}
-
-
-def found(shell: str) -> str:
-    path = shutil.which(shell)
-    require(f"the shell {shell}", path is not None)
-    assert path is not None
-    return path
 
 
 def test_completion_offers_commands_and_options(offered: Offered) -> None:
@@ -186,19 +161,6 @@ def test_completion_offers_only_unused_providers_in_chain(offered: Offered) -> N
     chains = offered("partita generate p --provider webgpu,")
     assert "webgpu,cpu" in chains and "webgpu,webgpu" not in chains
     assert offered("partita generate p --provider webgpu,cp") == ["webgpu,cpu"]
-
-
-def test_bash_completion_script_completes(partita: dict[str, str]):
-    script = (
-        'eval "$(partita --show-completion)"\n'
-        'ask() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _partita_completion partita; echo ${COMPREPLY[@]}; }\n'
-        "ask partita gen; ask partita generate p --provider webgpu,c; ask partita report sh"
-    )
-    done = subprocess.run([found("bash"), "-c", script], env=partita, capture_output=True, text=True)
-    assert done.stderr == ""
-    assert done.stdout.splitlines()[0] == "generate"
-    assert "webgpu,cpu" in done.stdout.splitlines()[1].split()
-    assert done.stdout.splitlines()[2] == "show"
 
 
 def test_completion_is_fast_and_imports_no_heavy_library():

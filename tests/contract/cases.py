@@ -13,11 +13,7 @@ Row = tuple[Any, ...]
 
 
 def cases(
-    names: str,
-    rows: Callable[[Environment], Iterable[Row]],
-    *,
-    sample: bool = False,
-    heavy: Container[str] = (),
+    names: str, rows: Callable[[Environment], Iterable[Row]], *, sample: bool = False, heavy: Container[str] = ()
 ) -> pytest.MarkDecorator:
     """Parametrise with `environment` and `names` (comma-separated): a case for each of `rows(environment)`.
 

@@ -35,12 +35,7 @@ PACKAGES: dict[str, dict[str, Any]] = {
     "llama-gqa-fp32-rows": {**LLAMA, "attention": "gqa", "batch_size": 3},
     "llama-gqa-fp16-rows": {**LLAMA, "attention": "gqa", "precision": "fp16", "batch_size": 3},
     "llama-primitives-fp32-rows": {**LLAMA, "attention": "primitives", "batch_size": 3},
-    "llama-primitives-fp16-static-rows": {
-        **STATIC,
-        "attention": "primitives",
-        "precision": "fp16",
-        "batch_size": 3,
-    },
+    "llama-primitives-fp16-static-rows": {**STATIC, "attention": "primitives", "precision": "fp16", "batch_size": 3},
     "demo-primitives-fp32": {**DEMO, "attention": "primitives"},
     "demo-primitives-fp16-static": {
         **DEMO,

@@ -12,12 +12,11 @@ from partita.diagnosis.reasons import REASONS
 from partita.providers.base import OTHER_RUNTIME
 from partita.providers.resolve import REMEDIES
 from partita.remedies import Remedy
-from partita.runtime.chain.open_chain import WITHOUT_PINS
 from partita.runtime.chain.provider_state import OTHER_OPSET
 from partita.runtime.lab import probes
 from tests.conftest import require
-from tests.contract.cases import cases, targets
-from tests.contract.commands import chain_entry, device_is_there, execute, generated, honoured, refused
+from tests.contract.cases import cases
+from tests.contract.commands import chain_entry, device_is_there, execute, generated, honoured
 from tests.planted.cases import CASES, Case, Run
 from tests.planted.judge import ORT_NAMES, Outcome, compile_library, outcomes
 from tests.remedies import pattern
@@ -164,13 +163,3 @@ def test_suggested_onnx_runtime_build_removes_reason(environment, provider, fits
         assert entry["reason"] != reason
     else:
         assert (entry["reason"], entry["remedy"]) == (reason, remedy.text)
-
-
-# pins
-
-
-@cases("target", lambda environment: targets(environment) if environment.name == "qnn" else [])
-def test_suggested_removal_of_pins_opens_model(environment, target, partita, model):
-    words = ("place", model("old_names"), "--provider", f"{target.provider},cpu")
-    refused(partita(*words, "--pin", "cpu:/layers.1/mlp"), "does not open this model with", WITHOUT_PINS.text)
-    honoured(partita(*words))

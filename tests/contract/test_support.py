@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from partita import cli
 from partita.support.build import short
 from tests.contract.cases import cases, targets
 from tests.contract.commands import honoured
@@ -95,17 +94,3 @@ def test_exhausted_time_budget_marks_table_incomplete(environment, target, parti
     done = honoured(partita("support", "--all", "--provider", target.provider, "--seconds", "1", "--json"))
     assert done.json["complete"] is False
     assert done.json["variants"]["untested"] > 0 or not done.json["operators"]
-
-
-@pytest.mark.environment("main")
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["Relux", "--provider", "cpu"], "operator 'Relux' is unknown"),
-        (["--provider", "cpu"], "--all"),
-        (["Relu", "--provider", "cpu,webgpu"], "name one provider"),
-    ],
-)
-def test_usage_errors_exit_2_and_name_the_remedy(words, expected, capsys):
-    assert cli.run(["support", *words]) == 2
-    assert expected in capsys.readouterr().err

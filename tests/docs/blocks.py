@@ -74,37 +74,8 @@ def is_cut(line: str) -> bool:
 
 def agrees(block: Sequence[str], printed: Sequence[str]) -> bool:
     """Whether `printed` is what the block shows, apart from what the block leaves out: a line at least for each cut."""
-    parts = _parts(block)
-    if len(parts) == 1:
-        return _same(block, printed)
-    first, *inner, last = parts
-    end = len(printed) - len(last)
-    if end <= len(first) or not _same(first, printed[: len(first)]) or not _same(last, printed[end:]):
-        return False
-    at = len(first)
-    for part in inner:  # where it comes first, as nothing later could fit better
-        found = (n for n in range(at + 1, end - len(part)) if _same(part, printed[n : n + len(part)]))
-        at = next(found, end) + len(part)
-    return at < end
-
-
-def _parts(block: Sequence[str]) -> list[list[str]]:
-    """The lines between cuts."""
-    parts: list[list[str]] = [[]]
-    for line in block:
-        if is_cut(line):
-            parts.append([])
-        else:
-            parts[-1].append(line)
-    return parts
-
-
-def _same(shown: Sequence[str], printed: Sequence[str]) -> bool:
-    """Whether these lines are those, apart from words that are left out."""
-    return len(shown) == len(printed) and all(
-        re.fullmatch(".*?".join(map(re.escape, line.split(CUT))), other) if CUT in line else line == other
-        for line, other in zip(shown, printed, strict=True)
-    )
+    shown = (r"(?:.*\n)+" if is_cut(line) else f"{'.*?'.join(map(re.escape, line.split(CUT)))}\n" for line in block)
+    return re.fullmatch("".join(shown), "".join(f"{line}\n" for line in printed)) is not None
 
 
 def renewed(block: Sequence[str], printed: Sequence[str]) -> list[str]:

@@ -58,15 +58,10 @@ def check_fragment(block: Block) -> None:
 
 
 def check_rooms(block: Block) -> None:
-    """Every arrow of the drawing is an import that the rules allow."""
-    above, below = block.lines
-    arrows = re.findall(r"(?=\b(\w+) (──>|<──) (\w+))", above)
-    rooms = [(one, other) if way == "──>" else (other, one) for one, way, other in arrows]
-    branch = re.findall(r"\w+", below)
-    (stem,) = (word[0] for word in re.finditer(r"\w+", above) if word.start() <= below.index("└") < word.end())
-    rooms += zip((stem, *branch), branch, strict=False)
-    assert len(rooms) >= 8
-    for room, imported in rooms:
+    """Every room of the drawing exists, and the rooms that an arrow joins may import one another."""
+    assert set(re.findall(r"\w+", block.text)) <= set(MAY_IMPORT)
+    for one, way, other in re.findall(r"(?=\b(\w+) (──>|<──) (\w+))", block.text):
+        room, imported = (one, other) if way == "──>" else (other, one)
         assert imported in MAY_IMPORT[room], f"{room} does not import {imported}"
 
 

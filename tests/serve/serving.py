@@ -15,21 +15,18 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from partita.check.requirements import Limits
-from partita.library.api import QUIET
 from partita.library.chain import read_chain
-from partita.options.generation import BatchOptions, ServerLimits
-from partita.options.groups import Process, ProviderChain
+from partita.options.generation import ServeCommand
+from partita.options.groups import Process
 from partita.package.folder import read_manifest
 from partita.serve.metrics import Metrics
 from partita.serve.run import Server, bind, url_of
-from partita.serve.served_package import ServedPackage, Serving, open_served
+from partita.serve.served_package import ServedPackage, open_served
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 LONG: dict[str, Any] = {"model": "tiny", "prompt": "return", "max_tokens": 120, "temperature": 0, "ignore_eos": True}
 SECONDS = 60.0
 """Longest wait for what takes a moment."""
-CPU = ProviderChain("cpu", threads=1)
 SYSTEM = "return the value of the item in the list"
 
 
@@ -74,38 +71,21 @@ class Running:
 
 @contextmanager
 def running(
-    packages: dict[str, Path],
-    limits: ServerLimits | None = None,
-    *,
-    keys: tuple[str, ...] = (),
-    origins: tuple[str, ...] = (),
-    process: Process = "this",
-    placement: Limits | None = None,
-    prefix: Path | None = None,
-    batch: BatchOptions = BatchOptions(),  # noqa: B008 - frozen
+    packages: dict[str, Path], *, process: Process = "this", prefix: Path | None = None, **options: Any
 ) -> Iterator[Running]:
-    """A server of these packages on a free port."""
-    metrics = Metrics()
-    serving = Serving(read_chain(CPU), process=process, placement=placement or Limits(), batch=batch)
-    listens = threading.Event()
+    """A server of these packages on a free port. `options`: those of the command."""
+    metrics, listens = Metrics(), threading.Event()
+    given = ServeCommand(packages=[*packages.values()], providers="cpu", threads=1, **options)
+    target = read_chain(given)
     with ExitStack() as stack:
         listening = stack.enter_context(bind("127.0.0.1", 0))
         log: list[str] = []
         models = {}
         for name, package in packages.items():
-            manifest = read_manifest(package)
-            models[name] = open_served(name, package, manifest, serving, metrics, QUIET, log.append, prefix)
+            common = (read_manifest(package), target, given, metrics)
+            models[name] = open_served(name, package, *common, log=log.append, prefix=prefix, process=process)
             stack.callback(models[name].stop)
-        server = Server(
-            models,
-            limits or ServerLimits(),
-            metrics,
-            listening,
-            keys=keys,
-            origins=origins,
-            ready=listens.set,
-            log=log.append,
-        )
+        server = Server(models, given, metrics, listening, ready=listens.set, log=log.append)
         thread = threading.Thread(target=server.run, args=([listening],))
         thread.start()
         assert listens.wait(SECONDS)

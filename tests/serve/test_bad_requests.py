@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from partita.errors import GenerationError
-from partita.options.generation import ServerLimits, sampling_options
+from partita.options.generation import sampling_options
 from partita.serve import protocol
 from partita.serve.protocol import ApiError
 from tests.serve.serving import Running, raw, running
@@ -138,7 +138,9 @@ def test_unknown_field_returns_400_with_suggestion(server):
 @pytest.mark.parametrize("path", [CHAT, COMPLETION])
 def test_no_op_field_values_are_accepted(server, path):
     """null for every field (including fields of other servers), and default values of other servers."""
-    nothing = dict.fromkeys({**protocol.CHAT.model_fields, **protocol.COMPLETION.model_fields, "guided_json": None})
+    nothing = dict.fromkeys(
+        {**protocol.ChatRequest.model_fields, **protocol.CompletionRequest.model_fields, "guided_json": None}
+    )
     assert server.post(path, {**nothing, **GOOD[path]}).status_code == 200
     nothing = {"use_beam_search": False, "length_penalty": 1.0, "bad_words": [], "priority": 3, "logit_bias": {"5": 0}}
     nothing |= {"add_special_tokens": path == COMPLETION}
@@ -152,12 +154,14 @@ def test_no_op_field_values_are_accepted(server, path):
 def test_every_sampling_option_is_a_validated_request_field():
     """Covers new sampling options without a change to this test."""
     for name, option in sampling_options():
-        field = protocol.CHAT.model_fields[name]
+        field = protocol.ChatRequest.model_fields[name]
         assert field.default is None and field.annotation is not None, name
         body = GOOD[CHAT] | {name: option.off_value}
-        assert protocol.read_body(protocol.CHAT, json.dumps(body).encode()).sampling() == {name: option.off_value}
+        assert protocol.read_body(protocol.ChatRequest, json.dumps(body).encode()).sampling() == {
+            name: option.off_value
+        }
         with pytest.raises(ApiError):
-            protocol.read_body(protocol.CHAT, json.dumps(GOOD[CHAT] | {name: -7}).encode())
+            protocol.read_body(protocol.ChatRequest, json.dumps(GOOD[CHAT] | {name: -7}).encode())
 
 
 def test_unknown_model_returns_404(server):
@@ -196,7 +200,7 @@ def test_wrong_content_type_returns_415(server, header):
 
 def test_large_body_returns_413_and_slow_body_returns_408(package, monkeypatch):
     monkeypatch.setattr("partita.serve.app.READ_SECONDS", 0.5)
-    with running({"tiny": package}, ServerLimits(max_body=2000)) as small:
+    with running({"tiny": package}, max_body=2000) as small:
         answer = small.post(CHAT, body_of(CHAT, user="x" * 5000))
         assert said(answer, 413)["code"] == "request_too_large"
         parts = (part for part in [b'{"model": "', b"x" * 6000, b'"}'])
@@ -211,7 +215,7 @@ def test_large_body_returns_413_and_slow_body_returns_408(package, monkeypatch):
 
 
 def test_api_key_is_required_except_for_health(package):
-    with running({"tiny": package}, keys=("first-key", "zweiter-schlüssel")) as guarded:
+    with running({"tiny": package}, api_key=["first-key", "zweiter-schlüssel"]) as guarded:
         for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Basic first-key"}):
             for path in ("/v1/models", "/metrics", "/report"):
                 answer = guarded.get(path, headers=headers)
@@ -228,7 +232,7 @@ def test_api_key_is_required_except_for_health(package):
 
 
 def test_shutdown_returns_503_with_retry_after(server, monkeypatch):
-    monkeypatch.setattr(server.server.endpoints, "draining", True)
+    monkeypatch.setattr(server.server.app, "draining", True)
     answer = server.post(COMPLETION, GOOD[COMPLETION])
     assert said(answer, 503)["code"] == "shutting_down" and answer.headers["retry-after"] == "1"
 
@@ -246,10 +250,7 @@ def test_tokenizer_error_names_parameter_without_server_path(server, monkeypatch
 
 @pytest.mark.parametrize(
     ("path", "body"),
-    [
-        (COMPLETION, {"prompt": "a" * 3_900_000}),
-        (CHAT, {"messages": [{"role": "user", "content": "b" * 3_900_000}]}),
-    ],
+    [(COMPLETION, {"prompt": "a" * 3_900_000}), (CHAT, {"messages": [{"role": "user", "content": "b" * 3_900_000}]})],
 )
 def test_overlong_text_returns_400_quickly(server, path, body):
     began = time.monotonic()

@@ -163,32 +163,6 @@ def test_used_port_is_reported_before_loading(package, capsys):
             first.accept()[0].close()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "said"),
-    [
-        (["/absent"], 1, "/absent: no such file or folder"),
-        (["PACKAGE", "--provider", "coreml"], 3, "coreml"),
-        (["PACKAGE", "--host", "no.such.host.invalid"], 2, "--host no.such.host.invalid"),
-        (["PACKAGE", "--port", "70000"], 2, "between 1 and 65535"),
-        (["PACKAGE", "--max-body", "much"], 2, "much"),
-        (["PACKAGE", "--timeout", "0"], 2, "--timeout is 0"),
-        (["PACKAGE", "--api-key", ""], 2, "--api-key"),
-        (["PACKAGE", "--allowed-origin", "app.example"], 2, "--allowed-origin app.example"),
-        (["PACKAGE", "--allowed-origin", "https://app.example/page"], 2, "write scheme, host and port"),
-        (["PACKAGE", "PACKAGE"], 2, "two models are named package"),
-        (["PACKAGE", "PACKAGE", "--name", "a"], 2, "--name is given 1 times for 2 models"),
-        (["PACKAGE", "--prefill-chunk", "0"], 2, "--prefill-chunk is 0"),
-    ],
-    ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
-)
-def test_invalid_arguments_are_rejected(package, capsys, monkeypatch, tmp_path, arguments, code, said):
-    monkeypatch.chdir(tmp_path)
-    words = [str(package) if word == "PACKAGE" else word for word in arguments]
-    provider = [] if "--provider" in words or not words else ["--provider", "cpu"]
-    port = [] if "--port" in words else ["--port", "0"]
-    assert said in fails(capsys, code, *words, *provider, *port)
-
-
 def test_package_without_tokenizer_is_rejected(package, own_copy, capsys):
     silent = own_copy(package)
     for file in ("tokenizer.json", "tokenizer_config.json"):

@@ -12,7 +12,6 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from partita.options.generation import ServerLimits
 from tests.serve.serving import COMPLETION, LONG, SECONDS, running, until
 from tests.serve.test_command import Command, serving
 
@@ -49,8 +48,7 @@ def test_shutdown_completes_open_requests(package: Path, stream: bool) -> None:
 
 
 def test_shutdown_with_zero_drain_timeout_returns_503(package: Path) -> None:
-    limits = ServerLimits(drain_timeout=0)
-    with running({"tiny": package}, limits) as ending, ending.slowly(), ThreadPoolExecutor(8) as pool:
+    with running({"tiny": package}, drain_timeout=0) as ending, ending.slowly(), ThreadPoolExecutor(8) as pool:
         pending = [pool.submit(ending.post, COMPLETION, LONG) for _ in range(8)]
         until(lambda: ending.models["tiny"].open_prompts == 8)
         ending.server.end("SIGTERM")

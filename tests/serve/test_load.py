@@ -14,7 +14,6 @@ import openai
 import psutil
 import pytest
 
-from partita.options.generation import ServerLimits
 from partita.runtime.generate import record
 from tests.memory import native_bytes, python_blocks, slope
 from tests.serve.serving import COMPLETION, LONG, SECONDS, Running, raw, request_bytes, running, until
@@ -89,7 +88,7 @@ def _events(data: bytes) -> list[bytes]:
 
 
 def test_full_queue_returns_503_with_retry_after(package):
-    with running({"tiny": package}, ServerLimits(max_queue=2)) as small, ThreadPoolExecutor(12) as pool:
+    with running({"tiny": package}, max_queue=2) as small, ThreadPoolExecutor(12) as pool:
         with small.slowly():
             answers = list(pool.map(lambda _: small.post(COMPLETION, {**LONG, "max_tokens": 20}), range(12)))
         refused = [answer for answer in answers if answer.status_code == 503]
@@ -112,7 +111,7 @@ def test_full_queue_returns_503_with_retry_after(package):
 
 
 def test_request_timeout_returns_504_or_stream_error_event(package):
-    with running({"tiny": package}, ServerLimits(timeout=0.3)) as hasty, hasty.slowly():
+    with running({"tiny": package}, timeout=0.3) as hasty, hasty.slowly():
         answer = hasty.post(COMPLETION, LONG)
         assert answer.status_code == 504 and answer.json()["error"]["code"] == "request_timeout"
         assert answer.headers["x-should-retry"] == "false", "OpenAI's client would ask twice more"
@@ -132,8 +131,12 @@ def test_request_timeout_returns_504_or_stream_error_event(package):
 
 
 def test_request_limit_returns_503(package):
-    limits, key = ServerLimits(max_requests=1), {"authorization": "Bearer secret"}
-    with running({"tiny": package}, limits, keys=("secret",)) as single, single.slowly(), ThreadPoolExecutor(1) as pool:
+    key = {"authorization": "Bearer secret"}
+    with (
+        running({"tiny": package}, max_requests=1, api_key=["secret"]) as single,
+        single.slowly(),
+        ThreadPoolExecutor(1) as pool,
+    ):
         long = pool.submit(single.post, COMPLETION, LONG, headers=key)
         until(lambda: single.models["tiny"].open_prompts == 1)
         answer = single.get("/v1/models", headers=key)
@@ -216,9 +219,8 @@ def test_prompt_of_disconnected_client_is_not_encoded(server):
 
 
 def test_timeout_and_queue_limit_apply_while_prompts_are_encoded(package):
-    limits = ServerLimits(timeout=0.5, max_queue=1)
     with (
-        running({"tiny": package}, limits) as hasty,
+        running({"tiny": package}, timeout=0.5, max_queue=1) as hasty,
         reading_slowly(hasty) as (_, begun),
         ThreadPoolExecutor(6) as pool,
     ):

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from partita.options.generation import BatchOptions
 from partita.runtime.generate.prefix_file import read_content
 from partita.serve.served_package import ServedPackage
 from tests.drafts import always_draft
@@ -46,7 +45,7 @@ def test_draft_package_keeps_answers(server, tiny_checkpoint, exported, monkeypa
     always_draft(monkeypatch)
     monkeypatch.setattr("partita.serve.served_package.REPORT_SECONDS", 0.0)
     wanted = [answer(server, question) for question in QUESTIONS]
-    with running({"tiny": package}, batch=BatchOptions(draft=package)) as drafting:
+    with running({"tiny": package}, draft=package) as drafting:
         assert [answer(drafting, question) for question in QUESTIONS] == wanted
         told = drafting.get("/report?view=json").json()["speculation"]
         assert 0 < told["accepted"] <= told["drafted"]

@@ -46,6 +46,8 @@ from partita.options.generation import TokenIds
 from partita.runtime.generate.choice.sampling import TokenLogprobs
 from partita.runtime.generate.text.tokens import Text
 
+Answer = Callable[[Iterator[InputRow], RowDefaults], Iterator[AnswerRow]]
+"""Answers rows, in any order; see `run_file`."""
 AHEAD = 64
 """Minimum number of rows that wait in the engine."""
 PIPE = Path("-")
@@ -109,7 +111,7 @@ def check_files(source: Path, output: Path) -> None:
 def run_file(
     source: InputFile,
     output: Path,
-    answer: Callable[[Iterator[InputRow], RowDefaults], Iterator[AnswerRow]],
+    answer: Answer,
     defaults: RowDefaults,
     *,
     package: str,

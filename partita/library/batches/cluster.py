@@ -18,7 +18,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -54,16 +54,6 @@ ROW, RESULT = "row", "result"
 """Columns: pickled InputRow; pickled answers of a block."""
 
 
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """Settings of every worker. Paths are equal on every machine; relative ones begin at `folder`."""
-
-    options: GenerateCommand
-    contents: str
-    """Result of `contents_of` for the package."""
-    folder: Path = field(default_factory=Path.cwd)
-
-
 def contents_of(package: Path, manifest: Manifest) -> str:
     """Version of Partita, and hash of the package."""
     return f"{__version__} {contents_hash(package, manifest)}"
@@ -72,25 +62,28 @@ def contents_of(package: Path, manifest: Manifest) -> str:
 class Worker:
     """Answers blocks of rows. Ray Data makes one per worker process and calls it with one block at a time."""
 
-    def __init__(self, setup: Setup, defaults: RowDefaults) -> None:
-        """Load the package. An error is stored for the first call, because Ray would restart an actor that fails."""
+    def __init__(self, options: GenerateCommand, contents: str, folder: Path, defaults: RowDefaults) -> None:
+        """Load the package. An error is stored for the first call, because Ray would restart an actor that fails.
+
+        `contents`: result of `contents_of` on the driver. `folder`: where relative paths begin; they are equal on every
+        machine.
+        """
         self._failed: PartitaError | None = None
+        with suppress(OSError):  # not on this machine: the paths are absolute then, or the package is not found
+            os.chdir(folder)
         try:
-            self._open(setup, defaults)
+            self._open(options, contents, defaults)
         except PartitaError as error:
             error.prefix(f"worker on {socket.gethostname()}")
             self._failed = error
 
-    def _open(self, setup: Setup, defaults: RowDefaults) -> None:
+    def _open(self, options: GenerateCommand, contents: str, defaults: RowDefaults) -> None:
         from partita.library.loading import open_engine
         from partita.library.model import Model
 
-        with suppress(OSError):  # not on this machine: the paths are absolute then, or the package is not found
-            os.chdir(setup.folder)
-        options = setup.options
         folder, choice = Path(options.package), Choice.of(options)
         manifest = open_folder(folder, choice)
-        if contents_of(folder, manifest) != setup.contents:
+        if contents_of(folder, manifest) != contents:
             message = "the worker has another package or another version of Partita than the command"
             raise PackageError(f"{message}; install the same version, and share the package folder", path=folder)
         target = read_chain(options, graph_capture=options.graph_capture)
@@ -114,16 +107,16 @@ class Worker:
 
 
 def answer_on_cluster(
-    rows: Iterator[InputRow], defaults: RowDefaults, *, setup: Setup, slots: int, count: int
+    rows: Iterator[InputRow], defaults: RowDefaults, *, options: GenerateCommand, manifest: Manifest, count: int
 ) -> Iterator[AnswerRow]:
     """Answers of workers on the cluster of `--address`, as blocks finish; for `run_file`.
 
-    `slots`: batch size of the package. `count`: rows of the prompt file. Raises UsageError without a cluster, errors of
-    a worker's package or provider, and ProviderError if Ray fails.
+    `count`: rows of the prompt file. Raises UsageError without a cluster, errors of a worker's package or provider, and
+    ProviderError if Ray fails.
     """
-    with connect_ray(setup.options.address or "auto") as ray:
+    with connect_ray(options.address or "auto") as ray:
         try:
-            for block in _results(ray, rows, defaults, setup, slots, count):
+            for block in _results(ray, rows, defaults, options, manifest, count):
                 found = pickle.loads(block)
                 if isinstance(found, PartitaError):
                     raise found
@@ -135,7 +128,7 @@ def answer_on_cluster(
 
 
 def _results(
-    ray: Any, rows: Iterator[InputRow], defaults: RowDefaults, setup: Setup, slots: int, count: int
+    ray: Any, rows: Iterator[InputRow], defaults: RowDefaults, options: GenerateCommand, manifest: Manifest, count: int
 ) -> Iterator[bytes]:
     """The pickled result of each block of rows."""
     import pyarrow
@@ -143,19 +136,20 @@ def _results(
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.max_errored_blocks = -1  # for blocks whose workers died; other errors come as results
-    actors, threads, gpus = _shares(ray, setup.options)
-    size = max(LEAST_BLOCK, BLOCK_TURNS * slots, math.ceil(count / MOST_BLOCKS))
+    actors, threads, gpus = _shares(ray, options)
+    size = max(LEAST_BLOCK, BLOCK_TURNS * manifest.graph.batch_size, math.ceil(count / MOST_BLOCKS))
     size = max(1, min(size, count // (2 * actors)))  # so that every worker gets blocks of a short file
     blocks = []
     while block := [pickle.dumps(row) for row in islice(rows, size)]:
         blocks.append(ray.put(pyarrow.table({ROW: block})))
     if not blocks:
         return
+    contents = contents_of(Path(options.package), manifest)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Ray 2.64 renames max_task_retries; the extra allows earlier versions
         results = ray.data.from_arrow_refs(blocks).map_batches(
             Worker,
-            fn_constructor_args=(replace(setup, options=replace(setup.options, threads=threads)), defaults),
+            fn_constructor_args=(replace(options, threads=threads), contents, Path.cwd(), defaults),
             batch_size=None,
             batch_format="pyarrow",
             compute=ray.data.ActorPoolStrategy(size=min(actors, len(blocks))),

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from partita.errors import GenerationError, PackageError
 from partita.foreign.folder import open_folder
 from partita.library.batches import cluster as cluster_module
 from partita.library.batches.batch_run import run_file
-from partita.library.batches.cluster import Setup, Worker, answer_on_cluster, contents_of
+from partita.library.batches.cluster import Worker, answer_on_cluster
 from partita.library.batches.journal import journal_path
 from partita.library.batches.prompt_files import scan_file
 from partita.library.batches.rows import RowDefaults
@@ -74,16 +73,13 @@ class Files:
                 assert found["tokens"] == known_tokens(asked["tokens"], asked["max_new_tokens"]), index
         assert index == len(self.rows) - 1 and not journal_path(self.out).exists()
 
-    def setup(self) -> Setup:
+    def answer(self, **changes: Any) -> None:
         options = GenerateCommand(
             package=self.package, providers="cpu", threads=1, token_ids=True, address="local", workers=1
         )
-        return Setup(options, contents_of(self.package, open_folder(self.package)))
-
-    def answer(self, setup: Setup) -> None:
-        rows = scan_file(self.source)
+        rows, manifest = scan_file(self.source), open_folder(self.package).model_copy(update=changes)
         defaults = RowDefaults(Sampling(temperature=0.0, max_new_tokens=20))
-        answer = partial(answer_on_cluster, setup=setup, slots=3, count=rows.rows)
+        answer = partial(answer_on_cluster, options=options, manifest=manifest, count=rows.rows)
         run_file(rows, self.out, answer, defaults, package="p", options={})
 
 
@@ -168,9 +164,9 @@ def test_rows_crashing_every_worker_are_named_and_others_complete(tmp_path, monk
     with monkeypatch.context() as patched:
         patched.setattr(cluster_module, "Worker", DiesOnOne)
         with pytest.raises(GenerationError, match=r"no answer to \d+ rows \(.*worker processes ended"):
-            files.answer(files.setup())
+            files.answer()
     assert 60 <= lines_of(files.out) - 1 < 120
-    files.answer(files.setup())
+    files.answer()
     files.check()
 
 
@@ -179,7 +175,7 @@ def test_package_mismatch_on_worker_raises_package_error(tmp_path):
     require("ray")
     files = Files(tmp_path, 20)
     with pytest.raises(PackageError, match="worker on .*another version of Partita than the command"):
-        files.answer(replace(files.setup(), contents="0"))
+        files.answer(tokenizer="other")
 
 
 @pytest.mark.heavy
@@ -225,18 +221,3 @@ def test_missing_ray_is_reported_as_not_installed(tmp_path, capsys, monkeypatch)
     monkeypatch.setitem(sys.modules, "ray", None)
     assert run(Files(tmp_path, 2).words("--address", "auto")) == 1
     assert capsys.readouterr().err.startswith("partita: ray is not installed; ")
-
-
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [
-        (("--workers", "2"), "give its address with --address"),
-        (("--address", "nowhere"), "use auto, local or HOST:PORT"),
-        (("--address", "auto", "--workers", "0"), "must be between 1"),
-        (("--address", "auto", "--max-cpu-nodes", "0"), "--address cannot be combined with"),
-        (("--address", "auto", "--report", "r.json"), "--address cannot be combined with"),
-    ],
-)
-def test_invalid_cluster_options_are_usage_errors(tmp_path, capsys, more, said):
-    assert run(Files(tmp_path, 2).words(*more)) == 2
-    assert said in capsys.readouterr().err

@@ -143,9 +143,7 @@ def test_full_disk_preserves_rows_and_next_run_resumes(out):
 
 
 @pytest.mark.parametrize(
-    "line",
-    [answer(4).to_line(), answer(-1).to_line(), b"[" * 100_000, b"\0\0\0"],
-    ids=lambda line: repr(line[:24]),
+    "line", [answer(4).to_line(), answer(-1).to_line(), b"[" * 100_000, b"\0\0\0"], ids=lambda line: repr(line[:24])
 )
 def test_damaged_line_is_ignored_and_its_row_rerun(out, line):
     *before, last = begun(out).splitlines(keepends=True)
