@@ -12,14 +12,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import onnx
 
 from partita import dtypes
+from partita.runtime.lab.placement import NODE
 from partita.runtime.lab.schema import OUTPUT_TYPES, Operator, Port, Slot, element_in, examples, history, parse_type
-from partita.runtime.lab.variant import NODE, ExperimentInput, Variant, zeros
-
-if TYPE_CHECKING:
-    import onnx
+from partita.runtime.lab.variant import ExperimentInput, Variant, zeros
 
 MOST_RANK = 6
 PLAINEST = 8
@@ -87,8 +87,6 @@ class Form:
 
     def build(self) -> Variant:
         """The node with its inputs as a variant."""
-        import onnx
-
         operator, types = self.operator, dict(self.types)
         node = onnx.NodeProto(name=NODE, op_type=operator.name, domain=operator.domain)
         node.input.extend("" if port is None else f"i{index}" for index, port in enumerate(self.inputs))
@@ -116,10 +114,8 @@ def forms(operator: Operator) -> tuple[Form, ...]:
     Examples of other versions, newest first, are used if the version has none.
     """
     listed = examples().get((operator.domain, operator.name), ())
-    own = [example for example in listed if example["since"] == operator.since]
-    chosen = [form for example in own for form in _adapt_example(operator, example)]
-    if not chosen:
-        chosen = [form for example in listed for form in _adapt_example(operator, example)][:OLDER_FORMS]
+    adapted = [(each["since"], form) for each in listed if (form := _adapt_example(operator, each)) is not None]
+    chosen = [form for since, form in adapted if since == operator.since] or [form for _, form in adapted[:OLDER_FORMS]]
     return (chosen[0], *constants(chosen[0]), *chosen[1:]) if chosen else ()
 
 
@@ -152,43 +148,39 @@ def ranks(base: Form) -> Iterator[Form]:
 def constants(base: Form) -> Iterator[Form]:
     """The form with other inputs as constants: none, and all after the first."""
     after = frozenset(index for index, port in enumerate(base.inputs) if index and port is not None and port.is_tensor)
-    if base.constant:
-        names = ", ".join(base.name_of(index) for index in sorted(base.constant))
-        yield replace(base, constant=frozenset(), kind="constants", note=f"{names} not constant")
-    if after - base.constant:
-        names = ", ".join(base.name_of(index) for index in sorted(after - base.constant))
-        yield replace(base, constant=after, kind="constants", note=f"{names} constant")
+    for constant, changed, state in (
+        (frozenset[int](), base.constant, "not constant"),
+        (after, after - base.constant, "constant"),
+    ):
+        if changed:
+            names = ", ".join(map(base.name_of, sorted(changed)))
+            yield replace(base, constant=constant, kind="constants", note=f"{names} {state}")
 
 
-def _adapt_example(operator: Operator, example: Mapping[str, Any]) -> Iterator[Form]:
-    """The example in this version; empty if it cannot be adapted."""
+def _adapt_example(operator: Operator, example: Mapping[str, Any]) -> Form | None:
+    """The example in this version; None if it cannot be adapted."""
     inputs = [
         port and Port(port["type"], tuple(port["shape"]), tuple(port["values"]) if "values" in port else None)
         for port in example["inputs"]
     ]
     attributes, node = dict(example.get("attributes", {})), example.get("node", "")
-    outputs = tuple(map(bool, example["outputs"]))
     versions = history(operator.domain, operator.name)
     version = next((entry for entry in versions if entry.since == example["since"]), operator)
     if version is not operator:
         inputs = _by_name(operator, version, inputs)
         attributes = {name: value for name, value in attributes.items() if name in operator.attributes}
         if any(operator.attributes[name].kind != version.attributes[name].kind for name in attributes):
-            return
+            return None
     while inputs and inputs[-1] is None:
         inputs.pop()
     needed = [not (slot.optional or slot.variadic) for slot in operator.inputs]
-    if len(inputs) < sum(needed) or any(
-        port is None and required for port, required in zip(inputs, needed, strict=False)
-    ):
-        return
-    missing = [name for name, entry in operator.attributes.items() if entry.required and name not in attributes]
-    if missing and not node:
-        return
-    if not (operator.outputs and operator.outputs[-1].variadic):
-        outputs = outputs[: len(operator.outputs)]
-    form = Form(operator, tuple(inputs), outputs, attributes, node)
-    yield replace(form, types=_example_types(form), constant=frozenset(_side_inputs(form)))
+    absent = any(port is None and required for port, required in zip(inputs, needed, strict=False))
+    missing = any(entry.required and name not in attributes for name, entry in operator.attributes.items())
+    if absent or len(inputs) < sum(needed) or (missing and not node):
+        return None
+    most = None if operator.outputs and operator.outputs[-1].variadic else len(operator.outputs)
+    form = Form(operator, tuple(inputs), tuple(map(bool, example["outputs"][:most])), attributes, node)
+    return replace(form, types=_example_types(form), constant=frozenset(_side_inputs(form)))
 
 
 def _side_inputs(form: Form) -> Iterator[int]:
@@ -321,12 +313,10 @@ def _ordered(types: Iterable[str]) -> list[str]:
 
 def _attributes(form: Form, types: Mapping[str, str]) -> Iterator[onnx.AttributeProto]:
     """The attributes of a form, adapted to the types."""
-    import onnx
-
     chooser = form.type_attribute if form.output_variable in types else ""
     for name, value in form.attributes.items():
         if name != chooser:
-            yield _made_attribute(name, value, form.operator.attributes[name].kind)
+            yield make_attribute(name, value, form.operator.attributes[name].kind)
     if chooser:
         chosen = types[form.output_variable].rpartition("tensor(")[2].rstrip(")")  # also of seq(tensor(float))
         element, kind = dtypes.dtype_named(chosen), form.operator.attributes[chooser].kind
@@ -338,13 +328,10 @@ def _attributes(form: Form, types: Mapping[str, str]) -> Iterator[onnx.Attribute
             yield onnx.helper.make_attribute(chooser, element.onnx_name if kind == "string" else element.number)
 
 
-def _made_attribute(name: str, value: Any, kind: str) -> onnx.AttributeProto:
+def make_attribute(name: str, value: Any, kind: str) -> onnx.AttributeProto:
     """An attribute of the schema's kind; also for an empty list."""
-    import onnx
-
     if isinstance(value, dict):
-        element = dtypes.find(value["type"])
-        assert element is not None
+        element = dtypes.dtype_named(value["type"])
         return onnx.helper.make_attribute(name, _tensor("", element, value["shape"], value["values"]))
     number = getattr(onnx.AttributeProto, kind.upper())
     if kind in ("float", "floats"):
@@ -356,8 +343,6 @@ def _tensor(
     name: str, element: dtypes.ElementType, shape: Sequence[int], values: Sequence[Any] | None
 ) -> onnx.TensorProto:
     """A tensor of any type; values that the type cannot hold become zeros."""
-    import onnx
-
     if values is not None and element.kind != "complex":
         with suppress(ValueError, TypeError, OverflowError):
             made: onnx.TensorProto = onnx.helper.make_tensor(name, element.number, list(shape), list(values))
