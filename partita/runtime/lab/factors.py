@@ -152,9 +152,10 @@ def other_inputs(variant: Variant) -> Iterator[Variation]:
         slot = operator.input(position) if operator is not None else None
         if name and slot is not None and slot.optional:
             yield described(f"the optional input {slot.name}", without(variant, inputs=[position]), removes=True)
-    for position, slot in operator.optional_outputs(node).items() if operator is not None else ():
-        yield described(f"the optional output {slot.name}", without(variant, outputs=[position]), removes=True)
-    yield from _added_inputs(variant, operator)
+    if operator is not None:
+        for position, slot in operator.optional_outputs(node).items():
+            yield described(f"the optional output {slot.name}", without(variant, outputs=[position]), removes=True)
+        yield from _added_inputs(variant, operator)
     yield from _constants(variant, operator)
     yield from _other_ranks(variant)
     sizes = {feed.name: sizes_of(feed.kind) for feed in variant.feeds if feed.constant is None}
@@ -199,14 +200,12 @@ def _other_ranks(variant: Variant) -> Iterator[Variation]:
             yield described(Substitution(f"{rank} dimensions", str(len(sizes))), with_sizes(variant, changed))
 
 
-def _added_inputs(variant: Variant, operator: Operator | None) -> Iterator[Variation]:
+def _added_inputs(variant: Variant, operator: Operator) -> Iterator[Variation]:
     """Each optional input that the node lacks, as a constant."""
-    for position, slot in enumerate(operator.inputs if operator is not None else ()):
-        absent = position >= len(variant.node.input) or not variant.node.input[position]
-        if operator is not None and slot.optional and absent:
-            value = _absent_input(variant, operator, position)
-            if value is not None:
-                yield described(f"the optional input {slot.name}", with_input(variant, position, value))
+    for position, slot in enumerate(operator.inputs):
+        absent = slot.optional and not any(variant.node.input[position : position + 1])
+        if absent and (value := _absent_input(variant, operator, position)) is not None:
+            yield described(f"the optional input {slot.name}", with_input(variant, position, value))
 
 
 def _absent_input(variant: Variant, operator: Operator, position: int) -> onnx.TensorProto | None:

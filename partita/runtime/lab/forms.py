@@ -64,19 +64,17 @@ class Form:
         return [(index, slot, port) for index, slot, port in slots if slot is not None and port is not None]
 
     @property
-    def type_attribute(self) -> str:
-        """The attribute that sets the output type: a known name, or a tensor value; empty without one."""
-        known = self.operator.attributes
-        tensors = [name for name, entry in known.items() if entry.kind == "tensor"]
-        named = [name for name in OUTPUT_TYPES if name in known]
-        return (named or (tensors if len(tensors) == 1 else [""]))[0]
+    def choice(self) -> tuple[str, str]:
+        """The type variable of the first output and the attribute that sets it, if no input has it; else empty.
 
-    @property
-    def output_variable(self) -> str:
-        """The type variable of the first output, if no input has it and an attribute sets it; else empty."""
-        slot = self.operator.output(0)
-        free = slot is not None and all(other.variable != slot.variable for _, other, _ in self.present)
-        return slot.variable if slot is not None and free and len(slot.types) > 1 and self.type_attribute else ""
+        The attribute has a known name or is the only tensor.
+        """
+        known, slot = self.operator.attributes, self.operator.output(0)
+        tensors = [name for name, entry in known.items() if entry.kind == "tensor"]
+        named = [name for name in OUTPUT_TYPES if name in known] or (tensors if len(tensors) == 1 else [])
+        if slot is None or len(slot.types) < 2 or any(other.variable == slot.variable for _, other, _ in self.present):
+            return "", ""
+        return (slot.variable, named[0]) if named else ("", "")
 
     def name_of(self, index: int) -> str:
         """The name of an input; inputs of a variadic operator are numbered."""
@@ -102,7 +100,7 @@ class Form:
             node.attribute.extend(entry for entry in whole.attribute if entry.name in operator.attributes)
         else:
             node.attribute.extend(_attributes(self, types))
-        element = element_in(types.get(self.output_variable, "")) if "o0" in node.output else None
+        element = element_in(types.get(self.choice[0], "")) if "o0" in node.output else None
         declared = {} if element is None else {"o0": onnx.helper.make_tensor_type_proto(element.number, None)}
         opsets = {"": operator.opset} if operator.domain == "" else {"": ONNX_OPSET, operator.domain: operator.since}
         return Variant(node, tuple(feeds), opsets, ir_version(opsets[""]), declared=declared)
@@ -260,9 +258,10 @@ def _example_types(form: Form) -> Types:
     found: dict[str, str] = {}
     for _, slot, port in form.present:
         found.setdefault(slot.variable, port.kind if port.kind in slot.types else _first_of(slot.types, port.kind))
-    if form.output_variable and form.operator.attributes[form.type_attribute].kind == "string":
+    variable, attribute = form.choice
+    if variable and form.operator.attributes[attribute].kind == "string":
         # Types of strings cannot be inferred, so they are declared.
-        found[form.output_variable] = "tensor(float)"
+        found[variable] = "tensor(float)"
     return tuple(found.items())
 
 
@@ -281,8 +280,8 @@ def assignments(form: Form) -> tuple[list[Types], int]:
     if form.node:  # subgraphs are written for their types
         return [base], 0
     allowed = {slot.variable: slot.types for _, slot, _ in form.present}
-    if form.output_variable:
-        allowed[form.output_variable] = form.operator.outputs[0].types
+    if variable := form.choice[0]:
+        allowed[variable] = form.operator.outputs[0].types
     total = math.prod(map(len, allowed.values()))
     if total > (MOST_PAIRS if len(allowed) < 3 else MOST_TRIPLES):
         few = _near({name: _first_of(types, "") for name, types in allowed.items()} | dict(base), allowed)
@@ -313,12 +312,12 @@ def _ordered(types: Iterable[str]) -> list[str]:
 
 def _attributes(form: Form, types: Mapping[str, str]) -> Iterator[onnx.AttributeProto]:
     """The attributes of a form, adapted to the types."""
-    chooser = form.type_attribute if form.output_variable in types else ""
+    variable, chooser = form.choice
     for name, value in form.attributes.items():
-        if name != chooser:
+        if name != chooser or variable not in types:
             yield make_attribute(name, value, form.operator.attributes[name].kind)
-    if chooser:
-        chosen = types[form.output_variable].rpartition("tensor(")[2].rstrip(")")  # also of seq(tensor(float))
+    if variable in types:
+        chosen = types[variable].rpartition("tensor(")[2].rstrip(")")  # also of seq(tensor(float))
         element, kind = dtypes.dtype_named(chosen), form.operator.attributes[chooser].kind
         if kind == "tensor":
             value = form.attributes.get(chooser)

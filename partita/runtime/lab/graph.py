@@ -72,7 +72,12 @@ class Graph:
         outputs = [name for name in node.output if name]
         if made and len(outputs) != len(made):
             return False
-        return all(_same_type(self.fixed.get(name), read_type(text)) for name, text in zip(outputs, made, strict=False))
+        pairs = ((self.fixed.get(name), read_type(text)) for name, text in zip(outputs, made, strict=False))
+        return all(
+            kind.tensor_type.elem_type == seen.tensor_type.elem_type and sizes_of(kind) in (None, sizes_of(seen))
+            for kind, seen in pairs
+            if kind is not None and seen is not None
+        )
 
     def with_observed_types(self, outputs: Mapping[str, Sequence[str]], callers: Mapping[str, Sequence[str]]) -> Graph:
         """The graph with output types observed in a run, by node; their sizes are sizes of the run.
@@ -177,13 +182,6 @@ def read_type(text: str) -> onnx.TypeProto | None:
     return tensor_type(element.number, [int(part) for part in sizes])
 
 
-def _same_type(kind: onnx.TypeProto | None, seen: onnx.TypeProto | None) -> bool:
-    """Whether two types are equal where both are known."""
-    if kind is None or seen is None:
-        return True
-    return kind.tensor_type.elem_type == seen.tensor_type.elem_type and (sizes_of(kind) in (None, sizes_of(seen)))
-
-
 def _inline_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
     """The model with its functions inlined, as ONNX Runtime does it.
 
@@ -200,11 +198,10 @@ def _inline_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
             entry.version = versions.get(plain_domain(entry.domain), entry.version)
         for node in all_nodes(function):
             node.name = f"{INLINED}{function.name}_{node.name}"
-    proto = restamped
     try:
-        made: onnx.ModelProto = onnx.inliner.inline_local_functions(proto)
+        made: onnx.ModelProto = onnx.inliner.inline_local_functions(restamped)
     except Exception:  # noqa: BLE001 - native code; only function nodes become untestable
-        return proto
+        return restamped
     return made
 
 

@@ -30,7 +30,7 @@ from partita.runtime.lab.bisection import Search, find_rejected
 from partita.runtime.lab.change import with_attributes, without
 from partita.runtime.lab.exploration import Node, Subject, explore, explore_surroundings, given_options
 from partita.runtime.lab.graph import CannotProbeError, Graph, called_name, cut_graph
-from partita.runtime.lab.laboratory import Cache, Lab, cache_for
+from partita.runtime.lab.laboratory import Lab, cache_for
 from partita.runtime.lab.neighbours import holder_in_run
 from partita.runtime.lab.variant import (
     Variant,
@@ -103,25 +103,18 @@ def _probe_sessions(
     began = time.monotonic()
     entries = tuple(map(chain_entry, resolutions))
     labs: list[Lab] = []
-    for number, preferred in enumerate(resolutions):
-        if preferred.provider.ort_name == CPU or (preferred.status != "active" and preferred.reason not in AT_FAULT):
-            continue
-        with Lab(replace(preferred, status="active"), cache_for(preferred), began + seconds) as lab:
+    for number, entry in enumerate(resolutions):
+        with Lab(replace(entry, status="active"), cache_for(entry), began + seconds) as lab:
             labs.append(lab)
-            if preferred.status == "active":
+            if entry.provider.ort_name != CPU and entry.status == "active":
                 sessions = _probe_nodes(sessions, entries, entries[number], graph_of, lab)
-            else:
-                sessions, preferred = _bisect(sessions, preferred, graph_of, lab)
-                resolutions = (*resolutions[:number], preferred, *resolutions[number + 1 :])
-    for entry in resolutions:
-        with Lab(entry, Cache(None), began + seconds) as lab:
-            labs.append(lab)
-            sessions = tuple(
-                _time_slow_kernels(session, graph_of, lab)
-                if session.file in models and not any(name.startswith(PREFIX) for name in lab.environment)
-                else session
-                for session in sessions
-            )
+            elif entry.provider.ort_name != CPU and entry.reason in AT_FAULT:
+                sessions, settled = _bisect(sessions, entry, graph_of, lab)
+                resolutions = (*resolutions[:number], settled, *resolutions[number + 1 :])
+            if entry.status == "active" and not any(name.startswith(PREFIX) for name in lab.environment):
+                sessions = tuple(
+                    _time_slow_kernels(each, graph_of, lab) if each.file in models else each for each in sessions
+                )
     probes = [known.probes for session in sessions for known in session.providers.values() if known.probes]
     if not probes and not any(lab.experiments or lab.cached for lab in labs):
         return sessions, resolutions, None

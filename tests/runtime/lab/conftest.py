@@ -79,17 +79,8 @@ class Bench:
         """How the worker starts: refuse, abort, sleep."""
         (self.folder / "mode").write_text(name)
 
-    @property
-    def processes(self) -> list[int]:
-        """The process of every worker that was started."""
-        return self._lines("pids")
-
-    @property
-    def models(self) -> list[int]:
-        """The process of each model that was begun."""
-        return self._lines("models")
-
-    def _lines(self, name: str) -> list[int]:
+    def notes(self, name: str) -> list[int]:
+        """Process ids: of every worker that was started (`pids`), or of each model that was begun (`models`)."""
         path = self.folder / name
         return [int(line) for line in path.read_text().splitlines()] if path.exists() else []
 
@@ -120,10 +111,13 @@ def model() -> Callable[[str], onnx.ModelProto]:
 HEAD = '<ir_version: 10, opset_import: ["" : {opset}, "ai.onnx.ml" : 3, "com.microsoft" : 1, "own" : 1]>\n'
 
 
+Answer = Callable[[onnx.ModelProto], Placement | None]
+
+
 class ScriptedLab(Lab):
     """Answers by a function of the model, without a process. `models`: the tested models."""
 
-    def __init__(self, answer: Callable[[onnx.ModelProto], Placement | None], resolution: Resolution) -> None:
+    def __init__(self, answer: Answer, resolution: Resolution) -> None:
         super().__init__(resolution, Cache(None), time.monotonic() + 60)
         self.answer, self.models = answer, list[onnx.ModelProto]()
 

@@ -12,14 +12,14 @@ from partita import dtypes
 from partita.diagnosis.probe_conclusions import conclusions
 from partita.diagnosis.reasons import reason_from_probes
 from partita.observations.facts import OPTION
-from partita.providers.base import Option, ProbeValue
+from partita.providers.base import Option, ProbeValue, Provider
 from partita.providers.resolve import Resolution, known_providers
 from partita.runtime.lab.exploration import Subject, explore, explore_surroundings
 from partita.runtime.lab.graph import Graph
 from partita.runtime.lab.neighbours import MOST_TOGETHER, neighbourhoods
 from partita.runtime.lab.placement import NODE, Placement
 from partita.runtime.lab.variant import node_variant
-from tests.runtime.lab.conftest import ScriptedLab
+from tests.runtime.lab.conftest import Answer, ScriptedLab
 
 WEBGPU = replace(
     known_providers()["webgpu"], options=(Option("wide", "bool", "0", "", probe_value=ProbeValue("1", ("int64",))),)
@@ -43,7 +43,7 @@ def without_int64(model: onnx.ModelProto) -> Placement:
 class OptionLab(ScriptedLab):
     """Supports every node with another value of an option. `asked`: the tested values."""
 
-    def __init__(self, answer=without_int64, provider=WEBGPU, **options: str) -> None:
+    def __init__(self, answer: Answer = without_int64, provider: Provider = WEBGPU, **options: str) -> None:
         super().__init__(answer, Resolution(provider, "active", options=options))
         self.asked: list[tuple[str, str]] = []
 

@@ -48,7 +48,7 @@ def test_crash_counts_only_if_repeated_in_new_process(bench, model):
     with bench.lab() as here:
         assert outcomes(here.try_all([model("poison"), model("innocent"), model("poison 2")])) == ["supported"] * 3
         assert outcomes(here.try_all([model("innocent 2"), model("two")])) == ["supported"] * 2
-    assert here.crashes == 0 and len(bench.processes) == 3
+    assert here.crashes == 0 and len(bench.notes("pids")) == 3
 
 
 def test_hanging_model_times_out_and_later_models_are_probed(bench, model, monkeypatch):
@@ -99,7 +99,7 @@ def test_zero_budget_returns_cached_outcomes_only(bench, model, tmp_path):
         here.try_all([model("one")])
     with bench.lab(seconds=0.0, cache=Cache(tmp_path / "answers.json")) as late:
         assert outcomes(late.try_all([model("one"), model("two")])) == ["supported", None]
-    assert len(bench.models) == 1 and not late.unusable
+    assert len(bench.notes("models")) == 1 and not late.unusable
 
 
 @pytest.mark.parametrize(("mode", "first"), [("", "supported"), ("sleep", None)])
@@ -135,7 +135,7 @@ def test_interrupted_lab_ends_its_process_and_saves_cache(bench, model, monkeypa
         assert here.starts()
         here.try_all([model("one"), model("rejected")])
         raise KeyboardInterrupt
-    assert not any(map(psutil.pid_exists, bench.processes)) and list(folder.iterdir()) == []
+    assert not any(map(psutil.pid_exists, bench.notes("pids"))) and list(folder.iterdir()) == []
     assert len(Cache(tmp_path / "answers.json").answers) == 3
 
 
@@ -156,10 +156,12 @@ def test_second_run_probes_only_new_models(bench, model, monkeypatch, tmp_path):
     models = [model("one"), model("rejected")]
     with bench.lab(cache=cache_for(CUDA)) as first:
         answers = first.try_all(models)
-    begun = bench.models
+    begun = bench.notes("models")
     with bench.lab(cache=cache_for(CUDA)) as second:
         again = second.try_all(models)
-        assert again == [replace(answer, cached=True) for answer in answers if answer] and bench.models == begun
+        assert (
+            again == [replace(answer, cached=True) for answer in answers if answer] and bench.notes("models") == begun
+        )
         assert (second.experiments, second.cached, second.crashes) == (0, 2, 0)
         second.try_all([model("two")])
     assert (second.experiments, second.cached) == (1, 2)

@@ -28,13 +28,9 @@ from tests.runtime.lab.conftest import HEAD
 CPU, QNN, WEBGPU = (known_providers()[name].ort_name for name in ("cpu", "qnn", "webgpu"))
 PREFERRED = Resolution(known_providers()["qnn"], "active")
 FALLBACK = Resolution(known_providers()["cpu"], "active")
-FAILED, GONE = (
-    replace(PREFERRED, status="unavailable", reason=reason, evidence=evidence, remedy=Remedy(remedy))
-    for reason, evidence, remedy in (
-        ("initialisation_failed", "finalising failed", "?"),
-        ("device_missing", "no such device", "buy one"),
-    )
-)
+MISSING = replace(PREFERRED, status="unavailable", evidence="no such device", remedy=Remedy("buy one"))
+GONE = replace(MISSING, reason="device_missing")
+FAILED = replace(MISSING, reason="initialisation_failed", evidence="finalising failed", remedy=Remedy("?"))
 TEXT = HEAD.format(opset=21) + (
     "g (float[N,4] x) => (float[N,4] y) {\n  [a] h = Relu(x)\n  [b] i = Elu<alpha=2.0>(h)\n"
     "  [c] j = Elu<alpha=2.0>(i)\n"
@@ -85,9 +81,9 @@ def facts_of(model: OnnxModel, on_cpu: str):
         AssignedNode(node.name, node.op_type, "", CPU if node.name in on_cpu else QNN, number)
         for number, node in enumerate(model.nodes)
     )
+    session = session_facts(file="m.onnx", phases=("run",), graph=model.nodes, registered=(QNN, CPU))
     plan = (tuple(node.name for node in model.nodes),)
-    about = {"file": "m.onnx", "phases": ("run",), "graph": model.nodes, "registered": (QNN, CPU)}
-    return run_facts(session_facts(plan=plan, assigned=assigned, **about))
+    return run_facts(replace(session, plan=plan, assigned=assigned))
 
 
 def probed(facts, chain=(PREFERRED, FALLBACK), seconds=60.0, model=None):
