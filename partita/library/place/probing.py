@@ -48,7 +48,7 @@ def probe_package(
     facts: RunFacts, resolutions: tuple[Resolution, ...], folder: Path, seconds: float, audience: Audience = QUIET
 ) -> tuple[RunFacts, tuple[Resolution, ...]]:
     """`with_probes` for a package, whose symbolic sizes are those of a decode step."""
-    from partita.runtime.lab.slow_kernels import slow_kernels
+    from partita.runtime.lab.probes import slow_kernels
 
     alone = resolutions[0].provider.ort_name == CPU
     if seconds <= 0 or (alone and not any(slow_kernels(session, resolutions[0]) for session in facts.sessions)):

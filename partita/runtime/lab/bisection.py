@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from partita.observations.facts import FAILED, RejectedPart
@@ -63,32 +62,31 @@ def find_rejected(search: Search) -> RejectedPart | None:
     opens, began = False, time.monotonic()
     while len(found) < MOST_PARTS and left:
         tries = search.attempts
-        search.failed, search.untested = {}, ""
         part = _smallest_in(search, left)
         if part is None:
             opens = bool(found) and not search.untested and search.attempts > tries
             break
-        found.append(replace(part, attempts=search.attempts - tries))
-        if not part.minimal or (search.attempts - tries > FEW_TRIES and time.monotonic() - began > MORE_SECONDS):
+        found.append(part)
+        if not part.minimal or (part.attempts > FEW_TRIES and time.monotonic() - began > MORE_SECONDS):
             break
         left = tuple(name for name in left if name not in part.nodes)
     return replace(found[0], other_parts=tuple(found[1:]), rest_opens=opens) if found else None
 
 
-def _smallest_in(search: Search, names: Sequence[str]) -> RejectedPart | None:
+def _smallest_in(search: Search, names: tuple[str, ...]) -> RejectedPart | None:
     """The smallest rejected part of these nodes; None if it opens or cannot be tested."""
-    best, minimal = tuple(names), False
+    search.failed, search.untested, tries = {}, "", search.attempts
     try:
-        if not search.fails(best):
+        if not search.fails(names):
             return None
-        best = _minimal(search, best)
-        minimal = True
+        best, minimal = _minimal(search, names), True
     except OutOfTimeError:
         if not search.failed:
             return None
-        best = min(search.failed, key=len)
+        best, minimal = min(search.failed, key=len), False
     message, neg_added = search.failed[best]
-    return RejectedPart(best, message, minimal, search.attempts, neg_added=neg_added, untested=search.untested)
+    attempts = search.attempts - tries
+    return RejectedPart(best, message, minimal, attempts, neg_added=neg_added, untested=search.untested)
 
 
 def _minimal(search: Search, names: tuple[str, ...]) -> tuple[str, ...]:

@@ -8,11 +8,14 @@ from copy import deepcopy
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import onnx
 
 from partita import dtypes
 from partita.observations.facts import ProbeRun, Substitution
-from partita.runtime.lab.forms import plainest_forms, value_text
+from partita.runtime.lab.forms import make_attribute, plainest_forms, value_text
 from partita.runtime.lab.graph import constant_of, cut_proto
 from partita.runtime.lab.schema import TYPE_ATTRIBUTES, Operator, find_operator
 from partita.runtime.lab.variant import ExperimentInput, Variant, node_variant, size_of, variant_model, zeros
@@ -26,9 +29,6 @@ from partita.runtime.place.tensor_types import (
     tensor_types,
     with_element,
 )
-
-if TYPE_CHECKING:
-    import onnx
 
 Variation = tuple[ProbeRun, Variant]
 """The trial of a changed node, without an outcome, and the changed node."""
@@ -100,8 +100,6 @@ def with_constants(variant: Variant, names: Collection[str], *, ones: bool = Fal
 
 def _constant(feed: ExperimentInput, ones: bool) -> ExperimentInput:
     """The feed as a constant; unchanged if its type or sizes are unknown."""
-    import onnx
-
     element, sizes, value = element_of(feed.kind), feed.run_sizes, feed.folded or feed.run_value
     if value is not None and element not in (None, value.data_type):
         value = cast(value, element)
@@ -147,9 +145,6 @@ def without(variant: Variant, inputs: Collection[int] = (), outputs: Collection[
 
 def cast(tensor: onnx.TensorProto, new: int) -> onnx.TensorProto:
     """A constant in another element type; values that the type cannot hold become zeros."""
-    import numpy as np
-    import onnx
-
     if tensor.external_data or size_of(new, tensor.dims) > SMALL_BYTES:
         return zeros(tensor.name, new, tensor.dims)
     try:
@@ -166,8 +161,6 @@ def cast(tensor: onnx.TensorProto, new: int) -> onnx.TensorProto:
 
 def at_opset(variant: Variant, opset: int) -> Variant | None:
     """The variant in another opset: unchanged if legal there, else converted; None if neither is possible."""
-    import onnx
-
     moved = replace(_without_unknown(variant, opset), opsets={**variant.opsets, variant.node.domain: opset})
     if _legal(moved):
         return moved
@@ -191,22 +184,17 @@ def _without_unknown(variant: Variant, opset: int) -> Variant:
     now, then = variant.operator, find_operator(variant.node.domain, variant.node.op_type, opset)
     if now is None or then is None:
         return variant
-    unknown = [
-        entry.name
-        for entry in variant.node.attribute
-        if entry.name not in then.attributes
-        and entry.name in now.attributes
-        and now.attributes[entry.name].default == entry.SerializeToString()
-    ]
+    known = {name: entry.default for name, entry in now.attributes.items() if name not in then.attributes}
+    unknown = [each.name for each in variant.node.attribute if known.get(each.name) == each]
     return with_attributes(variant, dict.fromkeys(unknown))
 
 
 def _legal(variant: Variant) -> bool:
     """Whether attributes, number of inputs, and input types fit the opset."""
     operator, node = variant.operator, variant.node
-    if operator is None or any(attribute.name not in operator.attributes for attribute in node.attribute):
-        return False
     given = {attribute.name for attribute in node.attribute}
+    if operator is None or not given <= operator.attributes.keys():
+        return False
     if any(entry.required and name not in given for name, entry in operator.attributes.items()):
         return False
     if len(node.input) < sum(not slot.optional for slot in operator.inputs if not slot.variadic):
@@ -219,63 +207,39 @@ def _legal(variant: Variant) -> bool:
 
 # --- element types ---
 
-FLOAT, UINT8, INT8, INT32, INT64 = dtypes.numbers("float32", "uint8", "int8", "int32", "int64")
-FLOAT16, DOUBLE, UINT32, BFLOAT16, STRING = dtypes.numbers("float16", "float64", "uint32", "bfloat16", "string")
-FLOATS = (FLOAT, FLOAT16, BFLOAT16, DOUBLE)
-INTEGERS = (INT32, INT64, UINT32, UINT8, INT8)
-OTHERS = (FLOAT, FLOAT16, INT32, INT8, UINT8, INT64)
-"""Element types to test, most likely supported first, for floats, integers, and others."""
-VALUE_ATTRIBUTES = frozenset({"value"})
-"""Attributes with a tensor whose type is that of an output."""
+FLOATS = dtypes.numbers("float32", "float16", "bfloat16", "float64")
+FOR_FLOATS = (*FLOATS, *dtypes.numbers("int32", "int8", "uint8"))
+INTEGERS = dtypes.numbers("int32", "int64", "uint32", "uint8", "int8")
+FOR_INTEGERS = dtypes.numbers("int32", "int64", "float32", "float16", "int8", "uint8", "uint32")
+FOR_OTHERS = dtypes.numbers("float32", "float16", "int32", "int8", "uint8", "int64")
+"""Element types to test in place of floats, integers, and others, most likely supported first."""
+CANDIDATES = {**dict.fromkeys(FLOATS, FOR_FLOATS), **dict.fromkeys(INTEGERS, FOR_INTEGERS)}
+VALUE = "value"
+"""Attribute with a tensor whose type is that of an output."""
 MOST_TYPES = 5
 
 
 def other_types(variant: Variant) -> Iterator[Variation]:
     """All inputs of one element type in another, if the operator allows it; then attributes that set a type."""
-    for old in dict.fromkeys(element_of(feed.kind) for feed in variant.feeds):
-        changes = ((new, _in_new_type(variant, old, new)) for new in _candidates(old)) if old is not None else ()
-        for new, elements in islice((each for each in changes if each[1]), MOST_TYPES):
-            yield described(_types(old or 0, new), with_elements(variant, elements, {}))
+    elements = {feed.name: element_of(feed.kind) for feed in variant.feeds}
+    for old in filter(None, dict.fromkeys(elements.values())):
+        names = [name for name, element in elements.items() if element == old]
+        changes = ((new, [name for name in names if _allows(variant, name, new)]) for new in _candidates(old))
+        for new, changed in islice((each for each in changes if each[1]), MOST_TYPES):
+            yield described(_types(old, new), with_elements(variant, dict.fromkeys(changed, new), {}))
     for attribute in variant.node.attribute:
-        if old := _type_of(attribute):
-            for new in _candidates(old)[:MOST_TYPES]:
-                changed = with_elements(variant, {}, {attribute.name: _attribute_in(attribute, new)})
-                yield described(_types(old, new, f"as {attribute.name}"), changed)
+        name, tensor = attribute.name, attribute.t
+        if name not in TYPE_ATTRIBUTES and (name != VALUE or not tensor.data_type or tensor.external_data):
+            continue
+        old = attribute.i or tensor.data_type
+        for new in _candidates(old)[:MOST_TYPES] if old else ():
+            made = onnx.helper.make_attribute(name, cast(tensor, new) if tensor.data_type else new)
+            yield described(_types(old, new, f"as {name}"), with_elements(variant, {}, {name: made}))
 
 
-def _type_of(attribute: onnx.AttributeProto) -> int:
-    """The element type that an attribute sets for an output; 0 for other attributes."""
-    if attribute.name in TYPE_ATTRIBUTES:
-        return int(attribute.i)
-    is_value = attribute.name in VALUE_ATTRIBUTES and attribute.HasField("t") and not attribute.t.external_data
-    return int(attribute.t.data_type) if is_value else 0
-
-
-def _attribute_in(attribute: onnx.AttributeProto, new: int) -> onnx.AttributeProto:
-    """An attribute with another element type or tensor type."""
-    changed = deepcopy(attribute)
-    if attribute.name in TYPE_ATTRIBUTES:
-        changed.i = new
-    else:
-        changed.t.CopyFrom(cast(attribute.t, new))
-    return changed
-
-
-def _candidates(old: int) -> tuple[int, ...]:
+def _candidates(old: int) -> list[int]:
     """Element types to test instead of `old`, most likely supported first."""
-    order: tuple[int, ...] = (
-        (*FLOATS, INT32, INT8, UINT8) if old in FLOATS else (INT32, INT64, FLOAT, FLOAT16, INT8, UINT8, UINT32)
-    )
-    if old not in FLOATS and old not in INTEGERS:
-        order = OTHERS
-    return tuple(entry for entry in order if entry != old)
-
-
-def _in_new_type(variant: Variant, old: int, new: int) -> dict[str, int]:
-    """The inputs of the old type, with the new type, if the operator allows it."""
-    return {
-        feed.name: new for feed in variant.feeds if element_of(feed.kind) == old and _allows(variant, feed.name, new)
-    }
+    return [element for element in CANDIDATES.get(old, FOR_OTHERS) if element != old]
 
 
 def _allows(variant: Variant, name: str, new: int) -> bool:
@@ -303,35 +267,26 @@ MOST_VALUES = 8
 
 def other_attributes(variant: Variant) -> Iterator[Variation]:
     """Each optional attribute omitted, also without optional outputs that it may have required; then other values."""
-    operator = variant.operator
-    fewer = operator.optional_outputs(variant.node) if operator is not None else {}
+    if (operator := variant.operator) is None:
+        return
+    fewer = operator.optional_outputs(variant.node)
     for attribute in variant.node.attribute:
-        if _may_omit(attribute, operator):
-            text, changed = _attribute_text(attribute), with_attributes(variant, {attribute.name: None})
+        name, entry = attribute.name, operator.attributes.get(attribute.name)
+        if entry is not None and not entry.required and name not in TYPE_ATTRIBUTES and entry.default != attribute:
+            text, changed = _attribute_text(attribute), with_attributes(variant, {name: None})
             yield described(text, changed, removes=True)
             if fewer:
                 yield described(f"{text} and its optional outputs", without(changed, outputs=fewer), removes=True)
-    if operator is not None:
-        yield from islice(_other_values(variant, operator), MOST_VALUES)
+    yield from islice(_other_values(variant, operator), MOST_VALUES)
 
 
 def _other_values(variant: Variant, operator: Operator) -> Iterator[Variation]:
     """Attributes with other values: those of the operator's examples, the default, 1 for 0, 0 for 1."""
-    import onnx
-
-    given = {
-        attribute.name: onnx.helper.get_attribute_value(attribute)
-        for attribute in variant.node.attribute
-        if attribute.name in operator.attributes
-        and operator.attributes[attribute.name].kind in SIMPLE
-        and attribute.type
-        and not attribute.ref_attr_name
-    }
+    given = {each.name: each for each in variant.node.attribute if each.type and not each.ref_attr_name}
     for name, entry in operator.attributes.items():
         if name in TYPE_ATTRIBUTES or entry.kind not in SIMPLE:
             continue
-        default = _hashable(_default(entry.default))
-        now = _hashable(given[name]) if name in given else default
+        default, now = _value(entry.default), _value(given.get(name, entry.default))
         values = [_hashable(form.attributes[name]) for form in plainest_forms(operator) if name in form.attributes]
         # An attribute is a switch if 0 is known to be legal for it.
         switch = entry.kind == "int" and now in (0, 1) and 0 in (now, default, *values)
@@ -341,10 +296,8 @@ def _other_values(variant: Variant, operator: Operator) -> Iterator[Variation]:
                 continue
             if name == "axis" and not _is_axis(variant, value):
                 continue
-            kind = getattr(onnx.AttributeProto, entry.kind.upper())  # a list may be empty
-            made = onnx.helper.make_attribute(name, list(value) if isinstance(value, tuple) else value, attr_type=kind)
             before = f"{name}={value_text(now)}" if now is not None else f"{name} omitted"
-            changed = with_attributes(variant, {name: made})
+            changed = with_attributes(variant, {name: make_attribute(name, value, entry.kind)})
             yield described(Substitution(f"{name}={value_text(value)}", before), changed)
 
 
@@ -355,11 +308,9 @@ def _is_axis(variant: Variant, value: Any) -> bool:
     return rank is None or (isinstance(value, int) and -rank <= value < rank)
 
 
-def _default(raw: bytes) -> Any:
-    """The value of a serialised attribute; None for an empty one."""
-    import onnx
-
-    return onnx.helper.get_attribute_value(onnx.AttributeProto.FromString(raw)) if raw else None
+def _value(attribute: onnx.AttributeProto | None) -> Any:
+    """The value of an attribute as a hashable Python value; None without one."""
+    return None if attribute is None else _hashable(onnx.helper.get_attribute_value(attribute))
 
 
 def _hashable(value: Any) -> Any:
@@ -370,23 +321,9 @@ def _hashable(value: Any) -> Any:
     return tuple(map(_hashable, value)) if several else value
 
 
-def _may_omit(attribute: onnx.AttributeProto, operator: Operator | None) -> bool:
-    """Whether an attribute is optional and differs from its default."""
-    if (
-        operator is None
-        or (entry := operator.attributes.get(attribute.name)) is None
-        or entry.required
-        or attribute.name in TYPE_ATTRIBUTES
-    ):
-        return False
-    return bool(entry.default != attribute.SerializeToString())
-
-
 def _attribute_text(attribute: onnx.AttributeProto) -> str:
     """An attribute with its value, as text."""
-    import onnx
-
-    value = _hashable(onnx.helper.get_attribute_value(attribute))
+    value = _value(attribute)
     if not isinstance(value, int | float | str | tuple):
         return f"{attribute.name}=(a tensor or graph)"
     if isinstance(value, tuple) and len(value) > MOST_SHOWN:

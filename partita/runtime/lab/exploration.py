@@ -6,20 +6,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import onnx
 
 from partita import dtypes
 from partita.diagnosis.probe_conclusions import helps
-from partita.observations.facts import (
-    AS_IS,
-    FAILED,
-    NEIGHBOURS,
-    OPTION,
-    OTHER_FORM,
-    NodeProbe,
-    ProbeRun,
-    Substitution,
-)
+from partita.observations.facts import AS_IS, FAILED, NEIGHBOURS, OPTION, OTHER_FORM, NodeProbe, ProbeRun, Substitution
 from partita.observations.text_format import plural
 from partita.providers.base import Option
 from partita.runtime.chain.provider_check import PROBE_MODEL
@@ -31,9 +24,6 @@ from partita.runtime.lab.neighbours import holder_models, neighbourhoods, quanti
 from partita.runtime.lab.variant import Variant, to_run, variant_model
 from partita.runtime.place.model_file import subgraphs_of
 from partita.runtime.place.tensor_types import element_of, tensor_types
-
-if TYPE_CHECKING:
-    import onnx
 
 DECIDED = frozenset({"supported", "invalid"})
 MOST_ALIKE = 4
@@ -86,8 +76,6 @@ class Experiment:
     trial: ProbeRun
     variant: Variant | None = None
     """The node in the model; None for other nodes of the operator, and with neighbours."""
-    position: int = 0
-    """Position in its round: once a variant is supported, higher positions decide nothing."""
     node: Node | None = None
     """The node whose neighbours are in the model."""
 
@@ -97,21 +85,15 @@ def explore(subjects: Sequence[Subject], lab: Lab) -> None:
     _run([_experiment(subject, UNCHANGED, subject.variant, lab) for subject in subjects], lab)
     for setting, concerned in _settings(subjects, lab):
         _run([_experiment(subject, UNCHANGED, subject.variant, lab) for subject in concerned], lab, setting)
-    order = list(FACTORS)
-    _run(
-        [
-            replace(_experiment(subject, trial, changed, lab), position=order.index(trial.factor))
-            for subject in _open(subjects)
-            for trial, changed in single_changes(subject.variant)
-        ],
-        lab,
-    )
+    changed = ((subject, each) for subject in _open(subjects) for each in single_changes(subject.variant))
+    _run([_experiment(subject, *each, lab) for subject, each in changed], lab)
     last: list[Experiment] = []
     for subject in _open(subjects):
         found = combine_factors(subject.variant)
         subject.omitted = max(len(found) - MOST_COMBINED, 0)
-        both = [*(_experiment(subject, *each, lab) for each in found[:MOST_COMBINED]), *_other_nodes(subject, lab)]
-        last += [replace(each, position=place) for place, each in enumerate(both)]
+        last += (_experiment(subject, *each, lab) for each in found[:MOST_COMBINED])
+        others = other_nodes(subject.variant, failed=subject.outcome in FAILED, compiles=lab.compiles)
+        last += (Experiment(subject, model, trial) for model, trial in others)
     _run(last, lab)
     for subject in subjects:
         changes = [trial for trial in subject.variants if trial.factor not in (OTHER_FORM, OPTION)]
@@ -147,8 +129,8 @@ def explore_surroundings(
     ]
     rejected = {each.node: each for each, trial in reversed(_run(work, lab)) if trial.outcome == "rejected"}
     for option in lab.resolution.provider.options:
-        concerned = [each for each in rejected.values() if _may_matter(option, each.subject.variant, lab)]
         if option.probe_value is not None:
+            concerned = [each for each in rejected.values() if _may_matter(option, each.subject.variant, lab)]
             _run(concerned, lab, (option.name, option.probe_value.value))
     retyped = [
         around(subject, key, model, str(substitution), substitution=substitution)
@@ -191,33 +173,26 @@ def _experiment(subject: Subject, trial: ProbeRun, variant: Variant, lab: Lab) -
     return Experiment(subject, model if trial.factor == AS_IS else to_run(model, variant), trial, variant)
 
 
-def _other_nodes(subject: Subject, lab: Lab) -> list[Experiment]:
-    """The experiments with other nodes of the operator."""
-    found = other_nodes(subject.variant, failed=subject.outcome in FAILED, compiles=lab.compiles)
-    return [Experiment(subject, model, trial) for model, trial in found]
-
-
 def _run(
     experiments: Sequence[Experiment], lab: Lab, setting: Setting | None = None
 ) -> list[tuple[Experiment, ProbeRun]]:
-    """Run experiments and add their trials to the subjects.
+    """Run experiments, with another value of a provider option if given, and add their trials to the subjects.
 
     A subject without an answer is marked as not fully probed, unless the experiment is with neighbours or a setting. A
-    compiling provider is slow, so its round ends for a subject after the position at which it is supported.
-
-    Args:
-        experiments: The experiments, each without an outcome.
-        lab: Runs them.
-        setting: Another value of a provider option.
+    compiling provider is slow, so its round ends for a subject after the factor with which it is supported, or after
+    any other supported experiment.
     """
+    if not experiments:
+        return []
     complete = setting is None and all(each.node is None for each in experiments)
     one_by_one = complete and lab.compiles
     found: list[tuple[Experiment, ProbeRun]] = []
-    last: dict[int, int] = {}
+    last: dict[int, str] = {}
+    """The factor with which a subject is supported, by the subject's id."""
     for batch in [[each] for each in experiments] if one_by_one else [experiments]:
-        left = [each for each in batch if each.position <= last.get(id(each.subject), each.position)]
+        left = [each for each in batch if last.get(id(each.subject), each.trial.factor) == each.trial.factor]
         models = [each.model for each in left]
-        answers = lab.try_all(models) if setting is None or not models else lab.try_with(*setting, models)
+        answers = lab.try_all(models) if setting is None else lab.try_with(*setting, models)
         for each, answer in zip(left, answers, strict=True):
             subject = each.subject
             if answer is None:
@@ -233,7 +208,7 @@ def _run(
             (subject.variants if each.node is None else subject.around.setdefault(each.node, [])).append(trial)
             found.append((each, trial))
             if one_by_one and answer.is_supported:
-                last[id(subject)] = min(each.position, last.get(id(subject), each.position))
+                last.setdefault(id(subject), trial.factor if trial.factor in FACTORS else "")
             if each.variant is not None and setting is None and helps(trial) and subject.helped is None:
                 subject.helped = trial, each.variant
     return found
@@ -256,10 +231,8 @@ def _settings(subjects: Sequence[Subject], lab: Lab) -> Iterator[tuple[Setting, 
     defaults = {option.name: option.default for option in options}
     for name in lab.resolution.options:
         named = re.compile(rf"\b{re.escape(name)}\b")
-        yield (
-            (name, defaults.get(name, "")),
-            [each for each in _open(subjects) if named.search(each.variants[0].message)],
-        )
+        concerned = [each for each in _open(subjects) if named.search(each.variants[0].message)]
+        yield (name, defaults.get(name, "")), concerned
     given = given_options(lab)
     if given and len(_open(subjects)) == len(subjects) and not _supports_anything(lab):
         for option in given:
@@ -269,18 +242,12 @@ def _settings(subjects: Sequence[Subject], lab: Lab) -> Iterator[tuple[Setting, 
 
 def given_options(lab: Lab) -> list[Option]:
     """Options set to another value than their known default."""
-    values = lab.resolution.options
-    return [
-        option
-        for option in lab.resolution.provider.options
-        if option.default and values.get(option.name, option.default) != option.default
-    ]
+    values, options = lab.resolution.options, lab.resolution.provider.options
+    return [each for each in options if each.default and values.get(each.name, each.default) != each.default]
 
 
 def _supports_anything(lab: Lab) -> bool:
     """Whether the provider supports a node that every provider supports; True if untestable."""
-    import onnx
-
     proto = onnx.ModelProto.FromString(PROBE_MODEL)
     (answer,) = lab.try_nodes([(cut_proto(proto, Path(), {}), proto.graph.node[0].name)])
     return answer is None or answer.outcome == "supported"

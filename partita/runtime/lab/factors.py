@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from itertools import islice
-from typing import TYPE_CHECKING
+from itertools import chain, islice
+
+import numpy as np
+import onnx
 
 from partita.observations.facts import COMBINED, OTHER_FORM, ProbeRun, Substitution
 from partita.observations.text_format import listing
@@ -26,8 +28,9 @@ from partita.runtime.lab.change import (
     without,
 )
 from partita.runtime.lab.forms import Form, assignments, forms, plainest_forms
+from partita.runtime.lab.placement import NODE
 from partita.runtime.lab.schema import OLDEST_OPSET, Operator, element_in, history, types_of
-from partita.runtime.lab.variant import NODE, Variant, add_detached, fingerprint, variant_model, zeros
+from partita.runtime.lab.variant import Variant, add_detached, fingerprint, variant_model, zeros
 from partita.runtime.place.model_file import subgraphs_of
 from partita.runtime.place.tensor_types import (
     element_of,
@@ -38,9 +41,6 @@ from partita.runtime.place.tensor_types import (
     tensor_type,
     tensor_types,
 )
-
-if TYPE_CHECKING:
-    import onnx
 
 MOST_COMBINED = 36
 """Maximum number of two-factor changes per node."""
@@ -133,13 +133,9 @@ def other_versions(variant: Variant) -> Iterator[Variation]:
     node, current = variant.node, variant.operator
     if node.domain or current is None:
         return
-    others = [
-        operator
-        for operator in history(node.domain, node.op_type)
-        if operator is not current and (operator.until is None or operator.until >= OLDEST_OPSET)
-    ]
-    older = [operator for operator in others if operator.since < current.since][::-1]
-    newer = [operator for operator in others if operator.since > current.since]
+    versions = [each for each in history("", node.op_type) if each.until is None or each.until >= OLDEST_OPSET]
+    older = [operator for operator in versions if operator.since < current.since][::-1]
+    newer = [operator for operator in versions if operator.since > current.since]
     for operator in islice((*older, *newer), MOST_VERSIONS):
         changed = at_opset(variant, max(operator.since, OLDEST_OPSET))
         if changed is not None:
@@ -156,9 +152,10 @@ def other_inputs(variant: Variant) -> Iterator[Variation]:
         slot = operator.input(position) if operator is not None else None
         if name and slot is not None and slot.optional:
             yield described(f"the optional input {slot.name}", without(variant, inputs=[position]), removes=True)
-    for position, slot in operator.optional_outputs(node).items() if operator is not None else ():
-        yield described(f"the optional output {slot.name}", without(variant, outputs=[position]), removes=True)
-    yield from _added_inputs(variant, operator)
+    if operator is not None:
+        for position, slot in operator.optional_outputs(node).items():
+            yield described(f"the optional output {slot.name}", without(variant, outputs=[position]), removes=True)
+        yield from _added_inputs(variant, operator)
     yield from _constants(variant, operator)
     yield from _other_ranks(variant)
     sizes = {feed.name: sizes_of(feed.kind) for feed in variant.feeds if feed.constant is None}
@@ -203,21 +200,16 @@ def _other_ranks(variant: Variant) -> Iterator[Variation]:
             yield described(Substitution(f"{rank} dimensions", str(len(sizes))), with_sizes(variant, changed))
 
 
-def _added_inputs(variant: Variant, operator: Operator | None) -> Iterator[Variation]:
+def _added_inputs(variant: Variant, operator: Operator) -> Iterator[Variation]:
     """Each optional input that the node lacks, as a constant."""
-    for position, slot in enumerate(operator.inputs if operator is not None else ()):
-        absent = position >= len(variant.node.input) or not variant.node.input[position]
-        if operator is not None and slot.optional and absent:
-            value = _absent_input(variant, operator, position)
-            if value is not None:
-                yield described(f"the optional input {slot.name}", with_input(variant, position, value))
+    for position, slot in enumerate(operator.inputs):
+        absent = slot.optional and not any(variant.node.input[position : position + 1])
+        if absent and (value := _absent_input(variant, operator, position)) is not None:
+            yield described(f"the optional input {slot.name}", with_input(variant, position, value))
 
 
 def _absent_input(variant: Variant, operator: Operator, position: int) -> onnx.TensorProto | None:
     """Zeros as in an example of the operator, with type and sizes adapted to the node; axes are all axes."""
-    import numpy as np
-    import onnx
-
     examples = (form for form in forms(operator) if form.kind == "form" and not form.node)
     form = next((form for form in examples if any(form.inputs[position : position + 1])), None)
     port = form.inputs[position] if form is not None else None
@@ -270,19 +262,15 @@ def other_nodes(variant: Variant, *, failed: bool, compiles: bool) -> Iterator[t
 
     Nodes in the types of this node come first. `failed`: the provider fails on this node. `compiles`: see `Lab`.
     """
-    if failed and any(True for _ in subgraphs_of(variant.node)):
-        return  # the provider fails on the subgraphs, which other nodes of the operator do not have
-    operator = variant.operator
-    if operator is None:
+    operator, node = variant.operator, variant.node
+    # Other nodes of the operator do not have the subgraphs on which the provider fails.
+    if operator is None or (failed and any(True for _ in subgraphs_of(node))):
         return
-    node, plain = variant.node, variant_model(variant)
+    plain = variant_model(variant)
     kinds = {**tensor_types(plain), **{feed.name: feed.kind for feed in variant.feeds}}
-    own = types_of(node, operator, kinds)
-    slots = [operator.input(index) for index, name in enumerate(node.input) if name]
-    slots += [operator.output(index) for index, name in enumerate(node.output) if name]
-    bound = {slot.variable for slot in slots if slot is not None and len(slot.types) > 1}
+    own, values = types_of(node, operator, kinds), _value_kinds(node, kinds)
+    bound = {slot.variable for slot, _ in chain(*operator.slots(node)) if len(slot.types) > 1}
     known = {fingerprint(model) for model in (plain, variant_model(variant, auxiliary=True))}
-    values = _value_kinds(plain, node.name)
     found: list[tuple[onnx.ModelProto, ProbeRun]] = []
     for form in _typed_forms(operator, own):
         model = variant_model(form.build(), auxiliary=compiles)
@@ -290,11 +278,11 @@ def other_nodes(variant: Variant, *, failed: bool, compiles: bool) -> Iterator[t
             add_detached(model.graph)
         if (key := fingerprint(model)) not in known:
             known.add(key)
-            other = next(each for each in model.graph.node if each.name == NODE)
-            types = dict(form.types) | types_of(other, operator, tensor_types(model))
+            other, kinds = next(each for each in model.graph.node if each.name == NODE), tensor_types(model)
+            types = dict(form.types) | types_of(other, operator, kinds)
             # A subgraph is written for types that no type variable shows: only kinds other than tensors can be equal.
             if form.node:
-                same = values > TENSORS and _value_kinds(model, NODE) == values
+                same = values > TENSORS and _value_kinds(other, kinds) == values
             else:  # an unknown type is not equal
                 same = all(own.get(name) == kind for name, kind in types.items() if name in bound)
             change, factors = _form_text(form, types, node), () if same else ("type",)
@@ -307,10 +295,8 @@ def other_nodes(variant: Variant, *, failed: bool, compiles: bool) -> Iterator[t
     yield from ((model, trial) for model, trial in found if not trial.factors or not (failed and compiles))
 
 
-def _value_kinds(model: onnx.ModelProto, name: str) -> frozenset[str]:
+def _value_kinds(node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto]) -> frozenset[str]:
     """Kinds of the values that a node reads and writes, as ONNX names them: `tensor_type`, `sequence_type`."""
-    types = tensor_types(model)
-    node = next(node for node in model.graph.node if node.name == name)
     found = (types[each].WhichOneof("value") for each in (*node.input, *node.output) if each in types)
     return frozenset(filter(None, found))
 

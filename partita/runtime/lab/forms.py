@@ -12,14 +12,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import onnx
 
 from partita import dtypes
+from partita.runtime.lab.placement import NODE
 from partita.runtime.lab.schema import OUTPUT_TYPES, Operator, Port, Slot, element_in, examples, history, parse_type
-from partita.runtime.lab.variant import NODE, ExperimentInput, Variant, zeros
-
-if TYPE_CHECKING:
-    import onnx
+from partita.runtime.lab.variant import ExperimentInput, Variant, zeros
 
 MOST_RANK = 6
 PLAINEST = 8
@@ -64,19 +64,17 @@ class Form:
         return [(index, slot, port) for index, slot, port in slots if slot is not None and port is not None]
 
     @property
-    def type_attribute(self) -> str:
-        """The attribute that sets the output type: a known name, or a tensor value; empty without one."""
-        known = self.operator.attributes
-        tensors = [name for name, entry in known.items() if entry.kind == "tensor"]
-        named = [name for name in OUTPUT_TYPES if name in known]
-        return (named or (tensors if len(tensors) == 1 else [""]))[0]
+    def choice(self) -> tuple[str, str]:
+        """The type variable of the first output and the attribute that sets it, if no input has it; else empty.
 
-    @property
-    def output_variable(self) -> str:
-        """The type variable of the first output, if no input has it and an attribute sets it; else empty."""
-        slot = self.operator.output(0)
-        free = slot is not None and all(other.variable != slot.variable for _, other, _ in self.present)
-        return slot.variable if slot is not None and free and len(slot.types) > 1 and self.type_attribute else ""
+        The attribute has a known name or is the only tensor.
+        """
+        known, slot = self.operator.attributes, self.operator.output(0)
+        tensors = [name for name, entry in known.items() if entry.kind == "tensor"]
+        named = [name for name in OUTPUT_TYPES if name in known] or (tensors if len(tensors) == 1 else [])
+        if slot is None or len(slot.types) < 2 or any(other.variable == slot.variable for _, other, _ in self.present):
+            return "", ""
+        return (slot.variable, named[0]) if named else ("", "")
 
     def name_of(self, index: int) -> str:
         """The name of an input; inputs of a variadic operator are numbered."""
@@ -87,8 +85,6 @@ class Form:
 
     def build(self) -> Variant:
         """The node with its inputs as a variant."""
-        import onnx
-
         operator, types = self.operator, dict(self.types)
         node = onnx.NodeProto(name=NODE, op_type=operator.name, domain=operator.domain)
         node.input.extend("" if port is None else f"i{index}" for index, port in enumerate(self.inputs))
@@ -104,7 +100,7 @@ class Form:
             node.attribute.extend(entry for entry in whole.attribute if entry.name in operator.attributes)
         else:
             node.attribute.extend(_attributes(self, types))
-        element = element_in(types.get(self.output_variable, "")) if "o0" in node.output else None
+        element = element_in(types.get(self.choice[0], "")) if "o0" in node.output else None
         declared = {} if element is None else {"o0": onnx.helper.make_tensor_type_proto(element.number, None)}
         opsets = {"": operator.opset} if operator.domain == "" else {"": ONNX_OPSET, operator.domain: operator.since}
         return Variant(node, tuple(feeds), opsets, ir_version(opsets[""]), declared=declared)
@@ -116,10 +112,8 @@ def forms(operator: Operator) -> tuple[Form, ...]:
     Examples of other versions, newest first, are used if the version has none.
     """
     listed = examples().get((operator.domain, operator.name), ())
-    own = [example for example in listed if example["since"] == operator.since]
-    chosen = [form for example in own for form in _adapt_example(operator, example)]
-    if not chosen:
-        chosen = [form for example in listed for form in _adapt_example(operator, example)][:OLDER_FORMS]
+    adapted = [(each["since"], form) for each in listed if (form := _adapt_example(operator, each)) is not None]
+    chosen = [form for since, form in adapted if since == operator.since] or [form for _, form in adapted[:OLDER_FORMS]]
     return (chosen[0], *constants(chosen[0]), *chosen[1:]) if chosen else ()
 
 
@@ -152,43 +146,39 @@ def ranks(base: Form) -> Iterator[Form]:
 def constants(base: Form) -> Iterator[Form]:
     """The form with other inputs as constants: none, and all after the first."""
     after = frozenset(index for index, port in enumerate(base.inputs) if index and port is not None and port.is_tensor)
-    if base.constant:
-        names = ", ".join(base.name_of(index) for index in sorted(base.constant))
-        yield replace(base, constant=frozenset(), kind="constants", note=f"{names} not constant")
-    if after - base.constant:
-        names = ", ".join(base.name_of(index) for index in sorted(after - base.constant))
-        yield replace(base, constant=after, kind="constants", note=f"{names} constant")
+    for constant, changed, state in (
+        (frozenset[int](), base.constant, "not constant"),
+        (after, after - base.constant, "constant"),
+    ):
+        if changed:
+            names = ", ".join(map(base.name_of, sorted(changed)))
+            yield replace(base, constant=constant, kind="constants", note=f"{names} {state}")
 
 
-def _adapt_example(operator: Operator, example: Mapping[str, Any]) -> Iterator[Form]:
-    """The example in this version; empty if it cannot be adapted."""
+def _adapt_example(operator: Operator, example: Mapping[str, Any]) -> Form | None:
+    """The example in this version; None if it cannot be adapted."""
     inputs = [
         port and Port(port["type"], tuple(port["shape"]), tuple(port["values"]) if "values" in port else None)
         for port in example["inputs"]
     ]
     attributes, node = dict(example.get("attributes", {})), example.get("node", "")
-    outputs = tuple(map(bool, example["outputs"]))
     versions = history(operator.domain, operator.name)
     version = next((entry for entry in versions if entry.since == example["since"]), operator)
     if version is not operator:
         inputs = _by_name(operator, version, inputs)
         attributes = {name: value for name, value in attributes.items() if name in operator.attributes}
         if any(operator.attributes[name].kind != version.attributes[name].kind for name in attributes):
-            return
+            return None
     while inputs and inputs[-1] is None:
         inputs.pop()
     needed = [not (slot.optional or slot.variadic) for slot in operator.inputs]
-    if len(inputs) < sum(needed) or any(
-        port is None and required for port, required in zip(inputs, needed, strict=False)
-    ):
-        return
-    missing = [name for name, entry in operator.attributes.items() if entry.required and name not in attributes]
-    if missing and not node:
-        return
-    if not (operator.outputs and operator.outputs[-1].variadic):
-        outputs = outputs[: len(operator.outputs)]
-    form = Form(operator, tuple(inputs), outputs, attributes, node)
-    yield replace(form, types=_example_types(form), constant=frozenset(_side_inputs(form)))
+    absent = any(port is None and required for port, required in zip(inputs, needed, strict=False))
+    missing = any(entry.required and name not in attributes for name, entry in operator.attributes.items())
+    if absent or len(inputs) < sum(needed) or (missing and not node):
+        return None
+    most = None if operator.outputs and operator.outputs[-1].variadic else len(operator.outputs)
+    form = Form(operator, tuple(inputs), tuple(map(bool, example["outputs"][:most])), attributes, node)
+    return replace(form, types=_example_types(form), constant=frozenset(_side_inputs(form)))
 
 
 def _side_inputs(form: Form) -> Iterator[int]:
@@ -268,9 +258,10 @@ def _example_types(form: Form) -> Types:
     found: dict[str, str] = {}
     for _, slot, port in form.present:
         found.setdefault(slot.variable, port.kind if port.kind in slot.types else _first_of(slot.types, port.kind))
-    if form.output_variable and form.operator.attributes[form.type_attribute].kind == "string":
+    variable, attribute = form.choice
+    if variable and form.operator.attributes[attribute].kind == "string":
         # Types of strings cannot be inferred, so they are declared.
-        found[form.output_variable] = "tensor(float)"
+        found[variable] = "tensor(float)"
     return tuple(found.items())
 
 
@@ -289,8 +280,8 @@ def assignments(form: Form) -> tuple[list[Types], int]:
     if form.node:  # subgraphs are written for their types
         return [base], 0
     allowed = {slot.variable: slot.types for _, slot, _ in form.present}
-    if form.output_variable:
-        allowed[form.output_variable] = form.operator.outputs[0].types
+    if variable := form.choice[0]:
+        allowed[variable] = form.operator.outputs[0].types
     total = math.prod(map(len, allowed.values()))
     if total > (MOST_PAIRS if len(allowed) < 3 else MOST_TRIPLES):
         few = _near({name: _first_of(types, "") for name, types in allowed.items()} | dict(base), allowed)
@@ -321,14 +312,12 @@ def _ordered(types: Iterable[str]) -> list[str]:
 
 def _attributes(form: Form, types: Mapping[str, str]) -> Iterator[onnx.AttributeProto]:
     """The attributes of a form, adapted to the types."""
-    import onnx
-
-    chooser = form.type_attribute if form.output_variable in types else ""
+    variable, chooser = form.choice
     for name, value in form.attributes.items():
-        if name != chooser:
-            yield _made_attribute(name, value, form.operator.attributes[name].kind)
-    if chooser:
-        chosen = types[form.output_variable].rpartition("tensor(")[2].rstrip(")")  # also of seq(tensor(float))
+        if name != chooser or variable not in types:
+            yield make_attribute(name, value, form.operator.attributes[name].kind)
+    if variable in types:
+        chosen = types[variable].rpartition("tensor(")[2].rstrip(")")  # also of seq(tensor(float))
         element, kind = dtypes.dtype_named(chosen), form.operator.attributes[chooser].kind
         if kind == "tensor":
             value = form.attributes.get(chooser)
@@ -338,13 +327,10 @@ def _attributes(form: Form, types: Mapping[str, str]) -> Iterator[onnx.Attribute
             yield onnx.helper.make_attribute(chooser, element.onnx_name if kind == "string" else element.number)
 
 
-def _made_attribute(name: str, value: Any, kind: str) -> onnx.AttributeProto:
+def make_attribute(name: str, value: Any, kind: str) -> onnx.AttributeProto:
     """An attribute of the schema's kind; also for an empty list."""
-    import onnx
-
     if isinstance(value, dict):
-        element = dtypes.find(value["type"])
-        assert element is not None
+        element = dtypes.dtype_named(value["type"])
         return onnx.helper.make_attribute(name, _tensor("", element, value["shape"], value["values"]))
     number = getattr(onnx.AttributeProto, kind.upper())
     if kind in ("float", "floats"):
@@ -356,8 +342,6 @@ def _tensor(
     name: str, element: dtypes.ElementType, shape: Sequence[int], values: Sequence[Any] | None
 ) -> onnx.TensorProto:
     """A tensor of any type; values that the type cannot hold become zeros."""
-    import onnx
-
     if values is not None and element.kind != "complex":
         with suppress(ValueError, TypeError, OverflowError):
             made: onnx.TensorProto = onnx.helper.make_tensor(name, element.number, list(shape), list(values))

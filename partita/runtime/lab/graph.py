@@ -13,7 +13,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.inliner
 
 from partita import dtypes
 from partita.observations.names import INLINED
@@ -21,9 +25,6 @@ from partita.runtime.lab.schema import plain_domain
 from partita.runtime.place.model_file import all_graphs, all_nodes, defines, subgraphs_of
 from partita.runtime.place.onnx_model import OnnxModel
 from partita.runtime.place.tensor_types import is_fixed, is_small, sizes_of, tensor_type, tensor_types
-
-if TYPE_CHECKING:
-    import onnx
 
 CALLED = re.compile(r"(?P<name>.+)__\d+", re.DOTALL)
 """Name pattern of inlined function nodes in the onnx package."""
@@ -57,58 +58,72 @@ class Graph:
     """Outputs of the graph and of its subgraphs."""
     declared: Mapping[str, onnx.TypeProto] = field(default_factory=dict)
     """Types in the file with only numeric sizes."""
-
-    inlined_nodes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Inlined function nodes: names of one node per call, by ONNX Runtime's name without call suffix."""
     function_of: Mapping[str, str] = field(default_factory=dict)
-    """The function node matched by its call and by a run's output types, by ONNX Runtime's name."""
+    """The inlined function node by ONNX Runtime's name, matched by its call and by a run's output types."""
     calling_nodes: Mapping[str, str] = field(default_factory=dict)
     """The node of the file's main graph that calls an inlined function node, also through other functions."""
 
     def find(self, name: str) -> onnx.NodeProto | None:
         """The node `name`, which may be ONNX Runtime's name of an inlined function node."""
-        own = name if name in self.nodes else self.function_of.get(name) or self._called(name, (), ())
-        return self.nodes.get(own)
-
-    def _called(self, name: str, made: Sequence[str], callers: Sequence[str]) -> str:
-        """The name in the file of an inlined function node; empty if it is none.
-
-        What distinguishes calls of the function, and functions of the same name: `callers`, file nodes that may call
-        it, and `made`, types of its outputs in the run.
-        """
-        plain = TOKEN.sub("", name)
-        if plain not in self.inlined_nodes:  # renamed by ONNX Runtime with a suffix
-            prefixes = (called for called in self.inlined_nodes if plain.startswith(f"{called}_"))
-            plain = max(prefixes, key=len, default="")
-
-        def likeness(own: str) -> tuple[bool, bool]:
-            return self.calling_nodes.get(own) in callers, self.fits(self.nodes[own], made)
-
-        return max(self.inlined_nodes.get(plain, ()), key=likeness, default="")
+        return self.nodes.get(self.function_of.get(name, name))
 
     def fits(self, node: onnx.NodeProto, made: Sequence[str]) -> bool:
         """Whether a node's output types match the run, as far as both are known."""
         outputs = [name for name in node.output if name]
         if made and len(outputs) != len(made):
             return False
-        return all(_same_type(self.fixed.get(name), read_type(text)) for name, text in zip(outputs, made, strict=False))
+        pairs = ((self.fixed.get(name), read_type(text)) for name, text in zip(outputs, made, strict=False))
+        return all(
+            kind.tensor_type.elem_type == seen.tensor_type.elem_type and sizes_of(kind) in (None, sizes_of(seen))
+            for kind, seen in pairs
+            if kind is not None and seen is not None
+        )
 
     def with_observed_types(self, outputs: Mapping[str, Sequence[str]], callers: Mapping[str, Sequence[str]]) -> Graph:
         """The graph with output types observed in a run, by node; their sizes are sizes of the run.
 
         `callers`: file nodes that may call an inlined function node, by ONNX Runtime's name for it.
         """
-        inlined = (name for name in {**outputs, **callers} if name.startswith(INLINED) and name not in self.nodes)
-        called = {name: self._called(name, outputs.get(name, ()), callers.get(name, ())) for name in inlined}
+        inlined = self._functions_of(outputs, callers)
         seen: dict[str, onnx.TypeProto] = {}
         for name, texts in outputs.items():
-            node = self.nodes.get(called.get(name, name))
+            node = self.nodes.get(inlined.get(name, name))
             made = [output for output in node.output if output] if node is not None else []
             if len(made) == len(texts):
                 kinds = zip(made, map(read_type, texts), strict=True)
                 seen |= {output: kind for output, kind in kinds if kind is not None}
         sizes = {name: kind for name, kind in seen.items() if not is_fixed(self.fixed.get(name))}
-        return replace(self, types={**seen, **self.types}, fixed={**self.fixed, **sizes}, function_of=called)
+        return replace(self, types={**seen, **self.types}, fixed={**self.fixed, **sizes}, function_of=inlined)
+
+    def _functions_of(
+        self, outputs: Mapping[str, Sequence[str]], callers: Mapping[str, Sequence[str]]
+    ) -> dict[str, str]:
+        """The inlined function nodes by ONNX Runtime's name.
+
+        Callers and output types distinguish calls of a function, and functions of the same name.
+        """
+        calls: dict[str, list[str]] = {}
+        for own in self.nodes:
+            calls.setdefault(called_name(own), []).append(own)
+        found: dict[str, str] = {}
+        for name in {**outputs, **callers}:
+            if not name.startswith(INLINED) or name in self.nodes:
+                continue
+            plain = TOKEN.sub("", name)
+            if plain not in calls:  # renamed by ONNX Runtime with a suffix
+                plain = max((each for each in calls if each and plain.startswith(f"{each}_")), key=len, default="")
+            owners, made = callers.get(name, ()), outputs.get(name, ())
+            alike = calls[plain] if plain else ()
+            ranks = {own: (self.calling_nodes.get(own) in owners, self.fits(self.nodes[own], made)) for own in alike}
+            if ranks:
+                found[name] = max(ranks, key=lambda own: ranks[own])
+        return found
+
+
+def called_name(own: str) -> str:
+    """ONNX Runtime's name of an inlined function node, without the suffix of its call; empty for other nodes."""
+    match = CALLED.fullmatch(own) if own.startswith(INLINED) else None
+    return TOKEN.sub("", match["name"]) if match is not None else ""
 
 
 def cut_graph(model: OnnxModel, sizes: Mapping[str, tuple[int, ...]]) -> Graph:
@@ -137,20 +152,8 @@ def cut_proto(proto: onnx.ModelProto, folder: Path, sizes: Mapping[str, tuple[in
         input_defaults=defaults,
         declared={port.name: port.type for port in ports if is_fixed(port.type)},
         outputs=frozenset(port.name for graph in all_graphs(proto.graph) for port in graph.output),
-        inlined_nodes=_inlined_names(proto),
         calling_nodes=calls,
     )
-
-
-def _inlined_names(proto: onnx.ModelProto) -> dict[str, tuple[str, ...]]:
-    """Names of inlined function nodes, by ONNX Runtime's name for them."""
-    found: dict[str, tuple[str, ...]] = {}
-    for node in all_nodes(proto.graph):
-        match = CALLED.fullmatch(node.name)
-        if match is not None and node.name.startswith(INLINED):
-            plain = TOKEN.sub("", match["name"])
-            found[plain] = (*found.get(plain, ()), node.name)
-    return found
 
 
 def _calling_nodes(proto: onnx.ModelProto, unfolded: onnx.ModelProto) -> dict[str, str]:
@@ -179,13 +182,6 @@ def read_type(text: str) -> onnx.TypeProto | None:
     return tensor_type(element.number, [int(part) for part in sizes])
 
 
-def _same_type(kind: onnx.TypeProto | None, seen: onnx.TypeProto | None) -> bool:
-    """Whether two types are equal where both are known."""
-    if kind is None or seen is None:
-        return True
-    return kind.tensor_type.elem_type == seen.tensor_type.elem_type and (sizes_of(kind) in (None, sizes_of(seen)))
-
-
 def _inline_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
     """The model with its functions inlined, as ONNX Runtime does it.
 
@@ -193,9 +189,6 @@ def _inline_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
     21, in a model of 22, is Selu-22). It names them after their function, so nodes of two functions may have the same
     name.
     """
-    import onnx
-    import onnx.inliner
-
     if not proto.functions:
         return proto
     versions = {plain_domain(entry.domain): entry.version for entry in proto.opset_import}
@@ -205,11 +198,10 @@ def _inline_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
             entry.version = versions.get(plain_domain(entry.domain), entry.version)
         for node in all_nodes(function):
             node.name = f"{INLINED}{function.name}_{node.name}"
-    proto = restamped
     try:
-        made: onnx.ModelProto = onnx.inliner.inline_local_functions(proto)
+        made: onnx.ModelProto = onnx.inliner.inline_local_functions(restamped)
     except Exception:  # noqa: BLE001 - native code; only function nodes become untestable
-        return proto
+        return restamped
     return made
 
 
@@ -276,13 +268,11 @@ had to be an input (onnx/docs/IR.md, and Graph::CanOverrideInitializer in onnxru
 
 def find_constants(proto: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
     """Constants by name: dense and sparse initializers, and outputs of Constant nodes."""
-    found = {tensor.name: tensor for graph in all_graphs(proto.graph) for tensor in graph.initializer}
+    found: dict[str, onnx.TensorProto] = {}
     for graph in all_graphs(proto.graph):
+        found |= {tensor.name: tensor for tensor in graph.initializer}
         found |= {sparse.values.name: _dense_zeros(sparse) for sparse in graph.sparse_initializer}
-    for node in all_nodes(proto.graph):
-        value = constant_of(node)
-        if value is not None:
-            found[node.output[0]] = value
+        found |= {node.output[0]: value for node in graph.node if (value := constant_of(node)) is not None}
     return found
 
 
@@ -293,17 +283,13 @@ def without_defaults(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str,
     if proto.ir_version < OVERRIDABLE_SINCE or not defaults:
         return proto, {}
     bare = deepcopy(proto)
-    kept = [tensor for tensor in bare.graph.initializer if tensor.name not in defaults]
     del bare.graph.initializer[:]
-    bare.graph.initializer.extend(kept)
+    bare.graph.initializer.extend(tensor for tensor in proto.graph.initializer if tensor.name not in defaults)
     return bare, defaults
 
 
 def constant_of(node: onnx.NodeProto) -> onnx.TensorProto | None:
     """The tensor of a Constant node; None for other nodes, and for non-tensor values."""
-    import numpy as np
-    import onnx
-
     if node.op_type != "Constant" or node.domain or not node.output or not node.attribute:
         return None
     (attribute,) = node.attribute[:1]
@@ -319,8 +305,6 @@ def constant_of(node: onnx.NodeProto) -> onnx.TensorProto | None:
 
 def _dense_zeros(sparse: onnx.SparseTensorProto) -> onnx.TensorProto:
     """A sparse constant as dense zeros; no provider's placement depends on values."""
-    import onnx
-
     width = onnx.helper.tensor_dtype_to_np_dtype(sparse.values.data_type).itemsize
     return onnx.TensorProto(
         name=sparse.values.name,
@@ -337,20 +321,20 @@ def known_values(
 
     `kinds`: types of tensors; sizes that they lack are unknown. `shapes`: whether values may depend on sizes.
     """
-    import onnx
-
-    values: dict[str, Any] = {
-        tensor.name: onnx.numpy_helper.to_array(tensor)
-        for tensor in proto.graph.initializer
-        if is_small(tensor) and tensor.data_type != onnx.TensorProto.STRING
-    }
-    given = frozenset(values)
+    given = {tensor.name: value for tensor in proto.graph.initializer if (value := _small_array(tensor)) is not None}
+    values: dict[str, Any] = dict(given)
     opsets = {entry.domain: entry.version for entry in proto.opset_import}
     for node in proto.graph.node:
         if not node.domain:
             values.update(zip(node.output, _evaluate(node, opsets, values, kinds, shapes), strict=False))
     kept = {name: value for name, value in values.items() if name and name not in given}
     return {name: onnx.numpy_helper.from_array(value, name) for name, value in kept.items()}
+
+
+def _small_array(tensor: onnx.TensorProto) -> Any:
+    """The values of a small constant; None for strings and large constants."""
+    known = is_small(tensor) and tensor.data_type != onnx.TensorProto.STRING
+    return onnx.numpy_helper.to_array(tensor) if known else None
 
 
 def _evaluate(
@@ -361,14 +345,11 @@ def _evaluate(
     shapes: bool,
 ) -> tuple[Any, ...]:
     """The outputs of a node if known, else empty."""
-    import numpy as np
-    import onnx
-    from onnx.reference import ReferenceEvaluator
+    from onnx.reference import ReferenceEvaluator  # takes long to import
 
-    constant = constant_of(node)
-    if constant is not None:
-        small = is_small(constant) and constant.data_type != onnx.TensorProto.STRING
-        return (onnx.numpy_helper.to_array(constant),) if small else ()
+    if (constant := constant_of(node)) is not None:
+        value = _small_array(constant)
+        return () if value is None else (value,)
     known = {name: values[name] for name in node.input if name in values}
     try:
         sizes = sizes_of(kinds.get(node.input[0])) if shapes and node.op_type in ("Shape", "Size") else None

@@ -10,14 +10,13 @@ import hashlib
 import json
 import os
 import time
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
+import onnx
 from pydantic import TypeAdapter
 
 from partita.files import cache_folder
@@ -31,9 +30,6 @@ from partita.runtime.lab.variant import node_variant, variant_model, zeros_neede
 from partita.runtime.ort.registry import provider_identity
 from partita.runtime.worker.parent import Worker, WorkerLostError
 
-if TYPE_CHECKING:
-    import onnx
-
 CHILD = "partita.runtime.lab.placement"
 START_SECONDS = 60.0
 """Time limit to load ONNX Runtime, start the provider, and open the first model: a GPU may compile for a long time."""
@@ -41,8 +37,6 @@ MODEL_SECONDS = 20.0
 PATIENCE = 3.0
 """Factor on the time limit when a late model is tested again at the end, because the machine may just be slow."""
 BUDGET = "probing budget exhausted (--probe-seconds)"
-AHEAD = 32
-"""Maximum models sent to the worker before its first answer."""
 LEAST_SECONDS = 0.5
 """Minimum seconds left to start a worker."""
 LONGEST_MESSAGE = 600
@@ -98,19 +92,16 @@ class Lab:
         resolution = replace(self.resolution, options={**self.resolution.options, option: value})
         cache = cache_for(resolution, self.environment) if self.cache.path is not None else Cache(None)
         with Lab(resolution, cache, self.deadline, self.environment) as other:
-            try:
-                return other.try_all(models, one_node=one_node)
-            finally:
-                if other.unusable:
-                    self.refused_options.add((option, value))
-                self.experiments += other.experiments
-                self.cached += other.cached
-                self.crashes += other.crashes
+            answers = other.try_all(models, one_node=one_node)
+        if other.unusable:
+            self.refused_options.add((option, value))
+        self.experiments += other.experiments
+        self.cached += other.cached
+        self.crashes += other.crashes
+        return answers
 
     def starts(self) -> bool:
         """Whether the provider opens a model that every provider supports."""
-        import onnx
-
         (answer,) = self.try_all([onnx.ModelProto.FromString(PROBE_MODEL)], one_node=False)
         return answer is not None and answer.outcome == "supported"
 
@@ -120,16 +111,17 @@ class Lab:
         `one_node`: find the placement of the node; otherwise only whether the provider opens the model.
         """
         contents = [model.SerializeToString(deterministic=True) for model in models]
-        zeros = {content: zeros_needed([model]) for content, model in zip(contents, models, strict=True)}
-        answers = self._try(zeros, one_node, MODEL_SECONDS)
-        for content in [content for content, answer in answers.items() if answer.outcome == "timed_out"]:
-            self._end()  # a fresh worker and more time for late models
-            answers |= self._try({content: zeros[content]}, one_node, MODEL_SECONDS * PATIENCE)
-        for answer in answers.values():
+        zeros = {content: zeros_needed(model) for content, model in zip(contents, models, strict=True)}
+        answers = {content: self._answer(content, zeros[content], one_node, MODEL_SECONDS) for content in zeros}
+        for content, answer in answers.items():
+            if answer is not None and answer.outcome == "timed_out":
+                self._end()  # a fresh worker and more time for late models
+                answers[content] = self._answer(content, zeros[content], one_node, MODEL_SECONDS * PATIENCE) or answer
+        for answer in filter(None, answers.values()):
             self.cached += answer.cached
             self.experiments += not answer.cached
             self.crashes += answer.outcome == "crashed" and not answer.cached
-        return [answers.get(content) for content in contents]
+        return [answers[content] for content in contents]
 
     def try_nodes(self, nodes: Iterable[tuple[Graph, str]]) -> list[Placement | None]:
         """An answer for each node alone; None also for a node of which no model can be made."""
@@ -142,53 +134,24 @@ class Lab:
         answers = iter(self.try_all([model for model in models if model is not None]))
         return [None if model is None else next(answers) for model in models]
 
-    def _try(self, models: Mapping[bytes, int], one_node: bool, seconds: float) -> dict[bytes, Placement]:
-        """Answers after one attempt per model of at most `seconds`. `models`: size of its weights file by model."""
-        answers: dict[bytes, Placement] = {}
-        waiting, sent = deque(models), deque[tuple[bytes, str, Future[Placement]]]()
-        while waiting or sent:
-            while waiting and len(sent) < (1 if self._fresh else AHEAD):
-                model = waiting.popleft()
-                key = f"{'node' if one_node else 'part'}:{hashlib.sha256(model).hexdigest()}"
-                if (known := self.cache.get(key)) is not None:
-                    answers[model] = known
-                elif self._start():
-                    sent.append((model, key, self._send(model, models[model], one_node)))
-                else:
-                    return answers
-            if not sent:
-                continue
-            model, key, future = sent.popleft()
-            answer = self._wait(future, seconds)
-            if answer is not None:
-                answers[model] = answer
-                if answer.is_repeatable:
-                    self.cache.put(key, answer)
-            elif self.remaining_seconds <= LEAST_SECONDS:
-                return answers  # not caused by the model
-            if self._worker is None:
-                repeated = [model] if answer is None else []  # in a fresh worker
-                waiting.extendleft(reversed([*repeated, *(each for each, *_ in sent)]))
-                sent.clear()
-        return answers
+    def _answer(self, model: bytes, zeros: int, one_node: bool, seconds: float) -> Placement | None:
+        """The stored answer for a model, else that of a worker within `seconds`. `zeros`: size of its weights file."""
+        key = f"{'node' if one_node else 'part'}:{hashlib.sha256(model).hexdigest()}"
+        answer = self.cache.get(key)
+        while answer is None and self._start():
+            answer = self._ask(model, zeros, one_node, seconds)
+            if answer is not None and answer.is_repeatable:
+                self.cache.put(key, answer)
+        return answer
 
-    def _send(self, model: bytes, zeros: int, one_node: bool) -> Future[Placement]:
-        """Send the model to the worker. If the worker has ended, the future raises."""
-        assert self._worker is not None
-        try:
-            return self._worker.submit("measure", model, zeros, one_node)
-        except WorkerLostError as lost:
-            failed: Future[Placement] = Future()
-            failed.set_exception(lost)
-            return failed
-
-    def _wait(self, future: Future[Placement], seconds: float) -> Placement | None:
-        """The answer for a model; None if the end of the worker was not caused by it."""
+    def _ask(self, model: bytes, zeros: int, one_node: bool, seconds: float) -> Placement | None:
+        """The worker's answer for a model; None if the end of the worker was not caused by it."""
         assert self._worker is not None
         fresh, self._fresh = self._fresh, False
         allowed = max(seconds, START_SECONDS) if fresh else seconds
+        timeout = min(allowed, max(self.remaining_seconds, LEAST_SECONDS))
         try:
-            placed: Placement = self._worker.wait(future, min(allowed, max(self.remaining_seconds, LEAST_SECONDS)))
+            placed: Placement = self._worker.call("measure", model, zeros, one_node, timeout=timeout)
         except WorkerLostError as lost:
             self._end()
             if lost.late:
@@ -196,9 +159,6 @@ class Lab:
                 return late if self.remaining_seconds > LEAST_SECONDS else None
             crashed = Placement("crashed", f"its process {lost.how}{_last_line(lost)}", was_killed=lost.out_of_memory)
             return crashed if fresh else None
-        except BaseException:
-            self._end()  # still busy with the model
-            raise
         return replace(placed, message=cut(placed.message, LONGEST_MESSAGE))
 
     def _start(self) -> bool:
@@ -209,9 +169,9 @@ class Lab:
             return True
         self._worker, self._fresh = Worker(CHILD, environment=self.environment), True
         allowed = min(START_SECONDS, self.remaining_seconds)
+        # Options of the session configuration, e.g. a memory budget, are no part of an experiment.
+        tested = replace(self.resolution, options=self.resolution.provider_options)
         try:
-            # Options of the session configuration, e.g. a memory budget, are no part of an experiment.
-            tested = replace(self.resolution, options=self.resolution.provider_options)
             self.unusable = self._worker.call("start", tested, timeout=allowed)
             started = not self.unusable
         except WorkerLostError as lost:
@@ -220,9 +180,6 @@ class Lab:
                 self.unusable = f"the probing process {lost.how} while it started{_last_line(lost)}"
             elif self.remaining_seconds > LEAST_SECONDS:
                 self.unusable = f"the provider did not start within {allowed:g} s in the probing process"
-        except BaseException:
-            self._end()
-            raise
         if not started:
             self._end()
         return started
@@ -246,33 +203,31 @@ class Cache:
     """Stored answers: a JSON file per ONNX Runtime build, provider, options and device; without a path, none."""
 
     def __init__(self, path: Path | None) -> None:
-        self.path = path
-        self.answers = _read(path) if path is not None else {}
-        self.new: dict[str, Placement] = {}
+        self.path, self.answers, self.changed = path, _read(path), False
 
     def get(self, key: str) -> Placement | None:
         """The answer for `key`, from this run or an earlier one."""
-        return self.new.get(key) or self.answers.get(key)
+        return self.answers.get(key)
 
     def put(self, key: str, answer: Placement) -> None:
         """Add an answer; `save` writes it to disk."""
-        self.new[key] = answer
+        self.answers[key], self.changed = answer, True
 
     def save(self) -> None:
         """Write new answers, merged with those of other processes."""
-        if self.path is None or not self.new:
+        if self.path is None or not self.changed:
             return
         with suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            merged = {**_read(self.path), **self.new}
+            merged = {**_read(self.path), **self.answers}
             kept = {key: replace(each, cached=True) for key, each in list(merged.items())[-MOST_ANSWERS:]}
             replace_file(self.path, ANSWERS.dump_json(kept, exclude_defaults=True))
 
 
-def _read(path: Path) -> dict[str, Placement]:
+def _read(path: Path | None) -> dict[str, Placement]:
     """The answers in a file; empty if it is unreadable."""
     try:
-        return ANSWERS.validate_json(path.read_bytes())
+        return ANSWERS.validate_json(path.read_bytes()) if path is not None else {}
     except (OSError, ValueError):
         return {}
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
-from typing import TYPE_CHECKING
+
+import onnx
 
 from partita import dtypes
 from partita.diagnosis.session_index import SessionIndex
@@ -13,21 +14,10 @@ from partita.observations.facts import Substitution
 from partita.observations.text_format import name_some
 from partita.runtime.lab.change import cast
 from partita.runtime.lab.graph import CannotProbeError, Graph, rename
-from partita.runtime.lab.variant import (
-    AUXILIARY,
-    NODE,
-    Variant,
-    finish,
-    is_signed,
-    part_model,
-    variant_graph,
-    zeros_needed,
-)
+from partita.runtime.lab.placement import AUXILIARY, NODE
+from partita.runtime.lab.variant import Variant, finish, is_signed, part_model, variant_graph, zeros_needed
 from partita.runtime.place.model_file import all_nodes, subgraphs_of, tensors_read
 from partita.runtime.place.tensor_types import element_of, tensor_type, tensor_types
-
-if TYPE_CHECKING:
-    import onnx
 
 MOST_SINGLE = 6
 """Maximum number of neighbours tested one by one."""
@@ -41,8 +31,6 @@ CONDITION, COUNT, GOES_ON = (f"{AUXILIARY}_{name}" for name in ("condition", "co
 HOLDING = frozenset({BRANCH, "Loop", "Scan", "SequenceMap"})
 IN = {False: "the subgraph of a Loop", True: "the branch of an If"}
 WITH = {False: "an Identity, both in the subgraph of a Loop,", True: "a node like it in the other branch of an If"}
-BOOL, INT64 = 9, 7
-"""ONNX's element type numbers."""
 QUANTISING: Mapping[str, int] = {"QuantizeLinear": 1, "DequantizeLinear": 0}
 """Operators with a quantised tensor, and whether it is their output."""
 QUANTISED = dtypes.numbers("uint8", "int8", "uint16", "int16")
@@ -58,8 +46,7 @@ def neighbourhoods(graph: Graph, name: str, *, inside: bool = False) -> Iterator
     if name not in nodes:
         own = graph.find(name)
         holder = holder_of(graph, own)
-        model = _model(graph, [holder.name], own.name) if holder is not None and own is not None else None
-        if holder is not None and model is not None and zeros_needed([model]) <= MOST_BYTES:
+        if own is not None and holder is not None and (model := _model(graph, [holder.name], own.name)) is not None:
             yield f"{holder.name} ({holder.op_type}), whose subgraph contains it,", model
         return
     adjacent = _edges(nodes)[name]
@@ -70,8 +57,6 @@ def neighbourhoods(graph: Graph, name: str, *, inside: bool = False) -> Iterator
         groups.append(group)
     for chosen in groups:
         if (model := _model(graph, chosen, name)) is not None:
-            if zeros_needed([model]) > MOST_BYTES:
-                return
             if inside:
                 _keep_inside(model.graph, graph)
             others = [f"{own} ({node.op_type})" for own, node in nodes.items() if own in chosen and own != name]
@@ -83,8 +68,6 @@ def _keep_inside(part: onnx.GraphProto, graph: Graph) -> None:
 
     Some providers treat nodes at the inputs and outputs of a graph differently, e.g. QuantizeLinear.
     """
-    import onnx
-
     borders = {port.name for port in graph.proto.graph.input} | graph.outputs
     for number, port in enumerate([*part.input, *part.output]):
         if port.name in borders or not is_signed(port.type):
@@ -111,7 +94,7 @@ def _edges(nodes: Mapping[str, onnx.NodeProto]) -> dict[str, dict[str, None]]:
 
 
 def _model(graph: Graph, chosen: Iterable[str], name: str) -> onnx.ModelProto | None:
-    """The nodes as a model in which `name` is under test; None if a type is unknown."""
+    """The nodes as a model in which `name` is under test; None if a type is unknown or the weights are too large."""
     wanted = set(chosen)
     try:
         model = part_model(graph, [node.name for node in graph.proto.graph.node if node.name in wanted], fixed=False)
@@ -119,7 +102,7 @@ def _model(graph: Graph, chosen: Iterable[str], name: str) -> onnx.ModelProto | 
         return None
     for number, node in enumerate(all_nodes(model.graph)):
         node.name = NODE if node.name == name else f"{AUXILIARY}{number}"
-    return model
+    return model if zeros_needed(model) <= MOST_BYTES else None
 
 
 # --- quantised groups ---
@@ -133,7 +116,7 @@ def quantised_groups(graph: Graph, name: str) -> Iterator[tuple[Substitution, on
     nodes = {node.name: node for node in graph.proto.graph.node if node.name}
     chosen = _group(nodes, name) if name in nodes else []
     model = _model(graph, chosen, name) if chosen else None
-    if model is None or zeros_needed([model]) > MOST_BYTES:
+    if model is None:
         return
     known = tensor_types(model)
     quantising = {own: node for own, node in zip(chosen, model.graph.node, strict=True) if node.op_type in QUANTISING}
@@ -214,35 +197,28 @@ def holder_in_run(index: SessionIndex, graph: Graph, name: str) -> str:
 
 def holder_models(variant: Variant, op_type: str, *, unchanged: bool) -> tuple[str, onnx.ModelProto]:
     """A description and a model with the node in a branch of an If (decided by an input) or in a Loop's subgraph."""
-    import onnx
-
     branch, alone = op_type == BRANCH, variant_graph(variant)
-    graph = onnx.GraphProto(name=NODE, input=alone.input, initializer=alone.initializer)
-    graph.input.add(name=CONDITION, type=tensor_type(BOOL, ()))
     outputs = [port.name for port in alone.output]
     body = onnx.GraphProto(name=f"{NODE}_body", node=alone.node)
+    graph = onnx.GraphProto(name=NODE, input=alone.input, initializer=alone.initializer)
+    graph.input.add(name=CONDITION, type=tensor_type(onnx.TensorProto.BOOL, ()))
     inputs, attributes = [CONDITION], {"then_branch": body}
     if branch:
-        other = onnx.GraphProto(name=f"{AUXILIARY}_body", node=alone.node)
+        other = attributes["else_branch"] = onnx.GraphProto(name=f"{AUXILIARY}_body", node=alone.node)
         other.node[0].name = f"{AUXILIARY}1"
         other.node[0].output[:] = [f"{AUXILIARY}_{name}" if name else "" for name in alone.node[0].output]
-        for name in outputs:
-            other.output.add(name=f"{AUXILIARY}_{name}")
-        attributes["else_branch"] = other
+        other.output.extend(onnx.ValueInfoProto(name=f"{AUXILIARY}_{name}") for name in outputs)
     else:
         again, count = f"{AUXILIARY}_again", f"{AUXILIARY}_i"
-        graph.input.add(name=COUNT, type=tensor_type(INT64, ()))
-        body.input.add(name=count, type=tensor_type(INT64, ()))
-        body.input.add(name=GOES_ON, type=tensor_type(BOOL, ()))
+        graph.input.add(name=COUNT, type=tensor_type(onnx.TensorProto.INT64, ()))
+        body.input.add(name=count, type=tensor_type(onnx.TensorProto.INT64, ()))
+        body.input.add(name=GOES_ON, type=tensor_type(onnx.TensorProto.BOOL, ()))
         body.node.append(onnx.helper.make_node("Identity", [GOES_ON], [again], name=f"{AUXILIARY}1"))
-        body.output.add(name=again, type=tensor_type(BOOL, ()))
+        body.output.add(name=again, type=tensor_type(onnx.TensorProto.BOOL, ()))
         inputs, attributes = [COUNT, CONDITION], {"body": body}
-    for name in outputs:
-        body.output.add(name=name)
-        graph.output.add(name=f"{NODE}_{name}")
-    made = [port.name for port in graph.output]
-    graph.node.append(
-        onnx.helper.make_node(BRANCH if branch else "Loop", inputs, made, name=f"{AUXILIARY}0", **attributes)
-    )
-    model = finish(graph, variant.opsets, variant.ir_version)
-    return (WITH if unchanged else IN)[branch], model
+    body.output.extend(onnx.ValueInfoProto(name=name) for name in outputs)
+    made = [f"{NODE}_{name}" for name in outputs]
+    graph.output.extend(onnx.ValueInfoProto(name=name) for name in made)
+    holder = BRANCH if branch else "Loop"
+    graph.node.append(onnx.helper.make_node(holder, inputs, made, name=f"{AUXILIARY}0", **attributes))
+    return (WITH if unchanged else IN)[branch], finish(graph, variant.opsets, variant.ir_version)

@@ -11,9 +11,10 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -25,11 +26,22 @@ from partita.observations.patterns import LogPattern
 from partita.providers.cuda_dry_run.devices import PREFIX
 from partita.providers.cuda_dry_run.stub_build import BUILD_VARIABLE, ensure_child
 from partita.providers.resolve import Resolution, known_providers
-from partita.runtime.lab.variant import AUXILIARY, NODE, RUN, TIMED, ZEROS
+from partita.runtime.chain.provider_state import register_plugins
+from partita.runtime.ort.errors import lacks_kernel, one_line
+from partita.runtime.ort.native_log import HEAD, INFO, VERBOSE
+from partita.runtime.ort.session import NativeFailureError, Session, open_native
+from partita.runtime.ort.session_options import Opening
 
-if TYPE_CHECKING:
-    from partita.runtime.ort.session import NativeFailureError, Session
-
+NODE = "probe"
+"""Name of the node under test."""
+AUXILIARY = "auxiliary"
+"""Name of the auxiliary Neg, and name prefix of other auxiliary nodes."""
+ZEROS = "zeros.bin"
+"""Sparse file of zeros, the external data of large constants."""
+RUN = "partita.run"
+"""Metadata key of a changed node: sizes of its inputs by name, in JSON; null if they are unknown or large."""
+TIMED = "partita.timed"
+"""Metadata key of a model whose run is also timed."""
 REFUSED = frozenset({"InvalidGraph", "InvalidArgument", "InvalidProtobuf", "NoSuchFile"})
 ILLEGAL = re.compile(
     r"invalid model|Type Error|TypeInferenceError|ShapeInferenceError|Unrecognized attribute|ValidateOpset|"
@@ -98,8 +110,6 @@ class State:
 
 def start(resolution: Resolution) -> str:
     """Start the provider; return why it cannot be tested, or an empty string."""
-    from partita.runtime.chain.provider_state import register_plugins
-
     try:
         if os.environ.get(BUILD_VARIABLE):
             ensure_child()
@@ -132,10 +142,6 @@ def _place() -> Path:
 
 def _measure(model: bytes, resolution: Resolution, one_node: bool) -> Placement:
     """Open the model, find the node, and run it if requested."""
-    from partita.runtime.ort.native_log import INFO, VERBOSE
-    from partita.runtime.ort.session import NativeFailureError, open_native
-    from partita.runtime.ort.session_options import Opening
-
     severity = VERBOSE if one_node and resolution.provider.why_patterns else INFO
     threads = 1 if one_node else None
     try:
@@ -145,19 +151,13 @@ def _measure(model: bytes, resolution: Resolution, one_node: bool) -> Placement:
         session = open_native(_place(), [resolution], opening)
     except NativeFailureError as failure:
         return failed_placement(failure, resolution, one_node, legal=lambda: _legal_on_cpu(model))
-    try:
+    with closing(session):
         found = opened_placement(session, resolution) if one_node else _in_session(session, resolution)
-        if found.outcome != "supported":
-            return found
-        return _run(session, found, model)
-    finally:
-        session.close()
+        return _run(session, found, model) if found.outcome == "supported" else found
 
 
 def _legal_on_cpu(model: bytes) -> bool:
     """Whether ONNX Runtime accepts the model without the provider, even without a kernel for it."""
-    from partita.runtime.ort.session import NativeFailureError
-
     try:
         _open_on_cpu(model).close()
     except NativeFailureError as failure:
@@ -173,9 +173,6 @@ def failed_placement(
 
     `legal`: whether ONNX Runtime accepts the model without the provider.
     """
-    from partita.runtime.ort.errors import lacks_kernel, one_line
-    from partita.runtime.ort.native_log import HEAD
-
     kind, text = type(failure.error).__name__, plain_text(str(failure))
     reason = _reason_in(failure.log, resolution.provider.node_patterns)
     if lacks_kernel(failure.error):
@@ -202,8 +199,6 @@ def failed_placement(
 
 def plain_text(text: str) -> str:
     """A message on one line, without the names of file and node."""
-    from partita.runtime.ort.errors import one_line
-
     text = LOADING.sub("", one_line(text))
     for spelled in (f" node name: {NODE}", f" in node ({NODE})", f" with name '{NODE}'"):
         text = text.replace(spelled, "")
@@ -280,8 +275,6 @@ def reason_in_log(log: Sequence[str], expressions: Sequence[str]) -> str:
 
 def _reason_in(log: Sequence[str], patterns: Sequence[LogPattern]) -> str:
     """The log line with a reason for the node; else for another node, e.g. in its subgraph."""
-    from partita.runtime.ort.native_log import HEAD
-
     found = [(line, match) for pattern in patterns for line in log if (match := re.search(pattern.pattern, line))]
     own = (line for line, match in found if match.groupdict().get("node") == NODE)
     line = next(own, found[0][0] if found else "")
@@ -294,8 +287,6 @@ def _reason_in(log: Sequence[str], patterns: Sequence[LogPattern]) -> str:
 
 def _run(session: Session, found: Placement, model: bytes) -> Placement:
     """The outcome of a supported node after a run with floats of known sizes; in a dry run, on the CPU provider."""
-    from partita.runtime.ort.errors import one_line
-
     sizes = json.loads(session.metadata(RUN) or "null")
     floats = all(port.type in FLOATS for port in session.inputs)
     if session.metadata(RUN) and not found.message and any(name.startswith(PREFIX) for name in os.environ):
@@ -303,9 +294,7 @@ def _run(session: Session, found: Placement, model: bytes) -> Placement:
         if failure and floats:
             return Placement("invalid", f"the CPU provider cannot run the changed node: {one_line(failure)}")
         return found if ran else Placement("placed")
-    if sizes is None or not floats:
-        return found
-    feeds = _ones(session, sizes)
+    feeds = _ones(session, sizes) if sizes is not None and floats else None
     if feeds is None:
         return found
     if run_failure := session.run_once(feeds)[1]:
@@ -326,27 +315,16 @@ def _ones(session: Session, sizes: Mapping[str, Sequence[int]]) -> dict[str, Any
 
 def _run_on_cpu(model: bytes, sizes: Mapping[str, Sequence[int]]) -> tuple[bool, str]:
     """Whether the CPU provider runs a model on ones or integer zeros, and the error (empty: no kernel or feed)."""
-    from partita.runtime.ort.errors import lacks_kernel
-    from partita.runtime.ort.session import NativeFailureError
-
     try:
-        session = _open_on_cpu(model)
+        with closing(_open_on_cpu(model)) as session:
+            feeds = _ones(session, sizes)
+            message = session.run_once(feeds)[1] if feeds is not None else ""
     except NativeFailureError as failure:
         return False, "" if lacks_kernel(failure.error) else str(failure)
-    try:
-        feeds = _ones(session, sizes)
-        if feeds is None:
-            return False, ""
-        message = session.run_once(feeds)[1]
-        return not message, message
-    finally:
-        session.close()
+    return feeds is not None and not message, message
 
 
 def _open_on_cpu(model: bytes) -> Session:
     """A session of a model on the CPU provider. Raises NativeFailureError."""
-    from partita.runtime.ort.session import open_native
-    from partita.runtime.ort.session_options import Opening
-
     opening = Opening(threads=1, optimise=False, model=model, scratch=_place().parent)
     return open_native(_place(), [Resolution(known_providers()["cpu"], "active")], opening)

@@ -9,12 +9,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+import onnx
+
 from partita.diagnosis.explanation import context_of, explain_provider, nodes_to_probe
+from partita.diagnosis.kernel_paths import find_paths
 from partita.diagnosis.probe_conclusions import unprobed_nodes
 from partita.diagnosis.reasons import reason_from_probes
 from partita.diagnosis.session_index import index_session
 from partita.errors import ProviderError
-from partita.observations.facts import FAILED, NodeProbe, RejectedPart, RunFacts, SessionFacts
+from partita.observations.facts import AS_IS, FAILED, NodeProbe, ProbeRun, RejectedPart, RunFacts, SessionFacts
 from partita.observations.names import CPU, INLINED, UNKNOWN
 from partita.observations.records import ChainEntry, Probing, remedy_of
 from partita.observations.text_format import name_some, plural
@@ -24,13 +27,20 @@ from partita.remedies import Remedy, any_of
 from partita.runtime.chain.advice import export_again
 from partita.runtime.chain.open_chain import ChainError, chain_entry, not_all_on
 from partita.runtime.lab.bisection import Search, find_rejected
+from partita.runtime.lab.change import with_attributes, without
 from partita.runtime.lab.exploration import Node, Subject, explore, explore_surroundings, given_options
-from partita.runtime.lab.functions import Functions
-from partita.runtime.lab.graph import CannotProbeError, Graph, cut_graph
-from partita.runtime.lab.laboratory import Cache, Lab, cache_for
+from partita.runtime.lab.graph import CannotProbeError, Graph, called_name, cut_graph
+from partita.runtime.lab.laboratory import Lab, cache_for
 from partita.runtime.lab.neighbours import holder_in_run
-from partita.runtime.lab.slow_kernels import time_slow_kernels
-from partita.runtime.lab.variant import Variant, fingerprint, node_variant, part_model, variant_model
+from partita.runtime.lab.variant import (
+    Variant,
+    fingerprint,
+    function_variants,
+    node_variant,
+    part_model,
+    to_run,
+    variant_model,
+)
 from partita.runtime.ort.errors import NoKernelError, NotOpenedError
 from partita.runtime.place.model_file import all_nodes, subgraphs_of
 from partita.runtime.place.onnx_model import OnnxModel
@@ -93,25 +103,18 @@ def _probe_sessions(
     began = time.monotonic()
     entries = tuple(map(chain_entry, resolutions))
     labs: list[Lab] = []
-    for number, preferred in enumerate(resolutions):
-        if preferred.provider.ort_name == CPU or (preferred.status != "active" and preferred.reason not in AT_FAULT):
-            continue
-        with Lab(replace(preferred, status="active"), cache_for(preferred), began + seconds) as lab:
+    for number, entry in enumerate(resolutions):
+        with Lab(replace(entry, status="active"), cache_for(entry), began + seconds) as lab:
             labs.append(lab)
-            if preferred.status == "active":
+            if entry.provider.ort_name != CPU and entry.status == "active":
                 sessions = _probe_nodes(sessions, entries, entries[number], graph_of, lab)
-            else:
-                sessions, preferred = _bisect(sessions, preferred, graph_of, lab)
-                resolutions = (*resolutions[:number], preferred, *resolutions[number + 1 :])
-    for entry in resolutions:
-        with Lab(entry, Cache(None), began + seconds) as lab:
-            labs.append(lab)
-            sessions = tuple(
-                time_slow_kernels(session, lambda session: graph_of(session, {}), lab)
-                if session.file in models and not any(name.startswith(PREFIX) for name in lab.environment)
-                else session
-                for session in sessions
-            )
+            elif entry.provider.ort_name != CPU and entry.reason in AT_FAULT:
+                sessions, settled = _bisect(sessions, entry, graph_of, lab)
+                resolutions = (*resolutions[:number], settled, *resolutions[number + 1 :])
+            if entry.status == "active" and not any(name.startswith(PREFIX) for name in lab.environment):
+                sessions = tuple(
+                    _time_slow_kernels(each, graph_of, lab) if each.file in models else each for each in sessions
+                )
     probes = [known.probes for session in sessions for known in session.providers.values() if known.probes]
     if not probes and not any(lab.experiments or lab.cached for lab in labs):
         return sessions, resolutions, None
@@ -165,10 +168,19 @@ def probe_refusal(error: ChainError, model: OnnxModel, sizes: Sizes, seconds: fl
 
 
 def probe_missing_kernel(error: NoKernelError, model: OnnxModel, sizes: Sizes, seconds: float) -> ProviderError:
-    """The error with its cause (operator, version or type), found by experiments with the node on the CPU provider."""
+    """The error with its cause (operator, version or type), found by experiments with the node on the CPU provider.
+
+    If the node has no name, nodes of its operator in the functions of the file's nodes are tested.
+    """
     graph = cut_graph(model, sizes)
+    nodes: dict[Node, MakeVariant] = {}
+    if error.node:
+        nodes[0, error.node] = partial(node_variant, graph, error.node)
+    elif error.op_type:
+        find = function_variants(graph)
+        nodes = {(0, name): partial(find, (name,), error.op_type, ()) for name in graph.nodes}
     with _cpu_lab(seconds) as lab:
-        subjects, _ = _subjects(_nodes_without_kernel(graph, error))
+        subjects, _ = _subjects(nodes)
         explore(subjects, lab)
     at_fault = (each for each in subjects if each.outcome in ("rejected", *FAILED))
     if (subject := next(at_fault, None)) is None or (
@@ -185,26 +197,16 @@ def probe_missing_kernel(error: NoKernelError, model: OnnxModel, sizes: Sizes, s
     return NoKernelError(message, error.path, error.node, error.op_type, remedy=remedy)
 
 
-def _nodes_without_kernel(graph: Graph, error: NoKernelError) -> Iterator[tuple[Node, MakeVariant]]:
-    """The node of the error; for an unnamed node, the nodes of its operator in functions of the file's nodes."""
-    functions = Functions(graph)
-    if error.node:
-        yield (0, error.node), partial(node_variant, graph, error.node)
-    elif error.op_type:
-        yield from (((0, name), partial(functions.variant, (name,), error.op_type, ())) for name in graph.nodes)
-
-
 def probe_not_opened(error: NotOpenedError, model: OnnxModel, sizes: Sizes, seconds: float) -> ProviderError:
     """The error with the smallest parts that the CPU provider does not open; its message names no node."""
     graph = cut_graph(model, sizes)
     with _cpu_lab(seconds) as lab:
         rejected = find_rejected(Search(graph, lab))
     parts = [part for part in rejected.parts if part.minimal] if rejected is not None else []
-    if not parts:
+    if rejected is None or not parts:
         return error
-    listed = ((name, graph.nodes[name].op_type) for part in parts for name in part.nodes)
-    named = name_some([f"{name!r} ({op_type})" for name, op_type in listed], MOST_NAMED)
-    rest = "; it opens the rest" if rejected is not None and rejected.rest_opens else ""
+    named = name_some([f"{name!r} ({graph.nodes[name].op_type})" for part in parts for name in part.nodes], MOST_NAMED)
+    rest = "; it opens the rest" if rejected.rest_opens else ""
     return NotOpenedError(f"{error.message}; it fails on node {named}{rest}", path=error.path, remedy=error.remedy)
 
 
@@ -214,12 +216,12 @@ def _cpu_lab(seconds: float) -> Lab:
     return Lab(cpu, cache_for(cpu), time.monotonic() + seconds)
 
 
-def _subjects(nodes: Iterable[tuple[Node, MakeVariant]]) -> tuple[list[Subject], dict[Node, NodeProbe]]:
+def _subjects(nodes: Mapping[Node, MakeVariant]) -> tuple[list[Subject], dict[Node, NodeProbe]]:
     """The distinct nodes to test, and the reasons for the nodes that cannot be tested."""
     by_model: dict[str, list[Subject]] = {}
     """Subjects by the hash of their model: comparing each with all others takes minutes for 10,000 nodes."""
     untestable: dict[Node, NodeProbe] = {}
-    for node, make in nodes:
+    for node, make in nodes.items():
         try:
             variant = make()
         except CannotProbeError as error:
@@ -238,11 +240,7 @@ def _probes(subjects: Iterable[Subject], untestable: Mapping[Node, NodeProbe]) -
 
 
 def _probe_nodes(
-    sessions: Sessions,
-    chain: Sequence[ChainEntry],
-    preferred: ChainEntry,
-    graph_of: GraphOf,
-    lab: Lab,
+    sessions: Sessions, chain: Sequence[ChainEntry], preferred: ChainEntry, graph_of: GraphOf, lab: Lab
 ) -> Sessions:
     """Experiments on `preferred` with every unexplained node that is on a later provider of `chain`."""
     nodes: dict[Node, MakeVariant] = {}
@@ -255,16 +253,16 @@ def _probe_nodes(
             continue
         callers = {name: index.replaces(name) for name in (*index.order, *names) if name.startswith(INLINED)}
         graph = graphs[number] = graph_of(session, callers)
-        functions = Functions(graph)
+        find = function_variants(graph)
         for name in names:
             if owners := index.possible_functions.get(name):  # a node without a name
                 ran = next((event.output_shapes for event in session.events if event.name == name), ())
-                nodes[number, name] = partial(functions.variant, owners, index.op_type(name), ran)
+                nodes[number, name] = partial(find, owners, index.op_type(name), ran)
             else:
                 nodes[number, name] = partial(node_variant, graph, name)
             if holder := holder_in_run(index, graph, name):
                 holders[number, name] = holder
-    subjects, untestable = _subjects(nodes.items())
+    subjects, untestable = _subjects(nodes)
     explore(subjects, lab)
     explore_surroundings(subjects, graphs, holders, lab)
     found = _probes(subjects, untestable)
@@ -303,7 +301,7 @@ def _bisect(sessions: Sessions, failed: Resolution, graph_of: GraphOf, lab: Lab)
         )
         few = [each.nodes for each in part.parts if len(each.nodes) <= FEW_NODES]
         names = itertools.chain(*few, *(each.rejected_subgraph_nodes for each in (first, *others)))
-        subjects, untestable = _subjects({(0, name): partial(node_variant, graph, name) for name in names}.items())
+        subjects, untestable = _subjects({(0, name): partial(node_variant, graph, name) for name in names})
         explore(subjects, lab)
         probes = {name: probe for (_, name), probe in _probes(subjects, untestable).items()}
         rejected = replace(first, other_parts=tuple(others))
@@ -349,5 +347,52 @@ def _failing_subgraph_nodes(graph: Graph, part: RejectedPart, lab: Lab) -> tuple
     outcomes = {name: answer.outcome for name, answer in zip(names, answers, strict=True) if answer is not None}
     failing = [name for name, outcome in outcomes.items() if outcome in FAILED]
     failing = failing or [name for name, outcome in outcomes.items() if outcome == "rejected"]
-    own = {own: name for name, calls in graph.inlined_nodes.items() for own in calls}  # ONNX Runtime's
-    return tuple(dict.fromkeys(own.get(name, name) for name in failing))[:FEW_NODES]
+    return tuple(dict.fromkeys(called_name(name) or name for name in failing))[:FEW_NODES]
+
+
+# --- times of nodes on slow kernel paths -----------------------------------------------------------------------------
+
+
+def slow_kernels(session: SessionFacts, resolution: Resolution) -> dict[str, tuple[str, str]]:
+    """Nodes that a rule puts on a slow kernel path of a provider -> `KernelRow.probe`, if the rule has one."""
+    provider = resolution.provider.ort_name
+    if resolution.status != "active" or not any(row.probe for row in session.of(provider).kernels):
+        return {}
+    index = index_session(session)
+    paths = [path for phase in session.phases for path in find_paths(index, phase) if path.provider == provider]
+    rows = {path.node: path.row for path in paths if path.evidence_kind == "derived"}
+    return {node: row.probe for node, row in rows.items() if row is not None and row.probe is not None}
+
+
+def _time_slow_kernels(session: SessionFacts, graph_of: GraphOf, lab: Lab) -> SessionFacts:
+    """The session with the times of its slow nodes as probes. Nodes that ONNX Runtime added or fused have none."""
+    provider, slow = lab.resolution.provider.ort_name, slow_kernels(session, lab.resolution)
+    if not slow:
+        return session
+    graph, probes = graph_of(session, {}), dict(session.of(provider).probes)
+    times: dict[object, tuple[ProbeRun, ...]] = {}
+    for name, probe in slow.items():
+        with contextlib.suppress(CannotProbeError):
+            variant = node_variant(graph, name)
+            kinds = [kind.SerializeToString() for feed in variant.feeds for kind in (feed.kind, feed.run_kind)]
+            # Times do not depend on the values of constants.
+            key = (probe, variant.node.SerializeToString(deterministic=True), *kinds)
+            if key not in times:
+                times[key] = _times(variant, *probe, lab)
+            probes[name] = NodeProbe(name, times[key])
+    return session.with_provider(provider, probes=probes)
+
+
+def _times(variant: Variant, name: str, value: str, lab: Lab) -> tuple[ProbeRun, ...]:
+    """The timed runs of a node, unchanged and with the change of a `KernelRow.probe`, which should make it faster."""
+    if value:
+        text = f"with {name}={value}"
+        changed = with_attributes(variant, {name: onnx.helper.make_attribute(name, int(value))})
+    else:
+        text, changed = f"without {name}", without(variant, {int(name.removeprefix("input"))})
+    answers = lab.try_all([to_run(variant_model(each), each, timed=True) for each in (variant, changed)])
+    return tuple(
+        ProbeRun(factor, words, answer.outcome, answer.message, seconds=answer.seconds)
+        for factor, words, answer in zip((AS_IS, "attribute"), ("", text), answers, strict=True)
+        if answer is not None
+    )

@@ -12,13 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import onnx
 
 from partita import dtypes
 from partita.runtime.ort.registry import all_operator_schemas
-
-if TYPE_CHECKING:
-    import onnx
 
 EXAMPLES = ("examples.jsonl", "recipes.jsonl")
 INTERNAL = ("com.ms.", "com.microsoft.", "ai.onnx.preview")
@@ -53,11 +52,11 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """One attribute. `kind`: e.g. ints, tensor, graph. `default`: a serialised AttributeProto; empty without one."""
+    """One attribute. `kind`: e.g. ints, tensor, graph. `default`: None without one."""
 
     kind: str
     required: bool
-    default: bytes
+    default: onnx.AttributeProto | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,22 +91,18 @@ class Operator:
         oldest = max(self.since, min(OLDEST_OPSET, self.until or OLDEST_OPSET))
         return oldest if self.domain == "" else self.since
 
+    def slots(self, node: onnx.NodeProto) -> tuple[list[tuple[Slot, str]], list[tuple[Slot, str]]]:
+        """The present inputs and the present outputs of a node, with their slots."""
+        inputs = [(self.input(index), name) for index, name in enumerate(node.input) if name]
+        outputs = [(self.output(index), name) for index, name in enumerate(node.output) if name]
+        return [(slot, name) for slot, name in inputs if slot], [(slot, name) for slot, name in outputs if slot]
+
     def outputs_of(self, node: onnx.NodeProto, elements: Mapping[str, int]) -> dict[str, int]:
-        """Element types of outputs that share a type variable with an input."""
-        bound = {
-            slot.variable: elements[name]
-            for position, name in enumerate(node.input)
-            if (slot := self.input(position)) is not None and elements.get(name)
-        }
-        found = {}
-        for position, name in enumerate(node.output):
-            slot = self.outputs[min(position, len(self.outputs) - 1)] if self.outputs else None
-            if slot is not None and name:
-                only = next(iter(slot.elements)) if len(slot.elements) == 1 else None
-                element = bound.get(slot.variable, only)
-                if element is not None:
-                    found[name] = element
-        return found
+        """Element types of outputs that share a type variable with an input, or have only one possible type."""
+        inputs, outputs = self.slots(node)
+        known = {slot.variable: element for slot, _ in outputs for element in slot.elements if len(slot.elements) == 1}
+        known |= {slot.variable: elements[name] for slot, name in inputs if elements.get(name)}
+        return {name: known[slot.variable] for slot, name in outputs if slot.variable in known}
 
 
 def _at(slots: tuple[Slot, ...], index: int) -> Slot | None:
@@ -153,8 +148,6 @@ def plain_domain(domain: str) -> str:
 @cache
 def _schemas() -> dict[tuple[str, str], dict[int, Any]]:
     """Native schemas by domain and name, then by version."""
-    import onnx
-
     found: dict[tuple[str, str], dict[int, Any]] = {}
     for schema in onnx.defs.get_all_schemas_with_history():
         found.setdefault((plain_domain(schema.domain), schema.name), {})[schema.since_version] = schema
@@ -175,38 +168,27 @@ def _read(schema: Any, until: int | None) -> Operator:
         until=until,
         inputs=tuple(_read_slot(entry, allowed) for entry in schema.inputs),
         outputs=tuple(_read_slot(entry, allowed) for entry in schema.outputs),
-        attributes={
-            name: Attribute(_last_word(entry.type), bool(entry.required), _default_of(entry))
-            for name, entry in dict(schema.attributes).items()
-        },
+        attributes={name: _read_attribute(entry) for name, entry in dict(schema.attributes).items()},
     )
 
 
 def _read_slot(entry: Any, allowed: Mapping[str, tuple[str, ...]]) -> Slot:
     """One formal parameter."""
-    variable = str(getattr(entry, "type_str", None) or getattr(entry, "typeStr", ""))
-    option = _last_word(entry.option)
-    return Slot(
-        str(entry.name),
-        variable,
-        allowed.get(variable, (variable,)),
-        option == "optional",
-        option == "variadic",
-    )
+    variable, option = str(getattr(entry, "type_str", None) or entry.typeStr), _last_word(entry.option)
+    types = allowed.get(variable, (variable,))
+    return Slot(str(entry.name), variable, types, option == "optional", option == "variadic")
+
+
+def _read_attribute(entry: Any) -> Attribute:
+    """One attribute."""
+    raw = getattr(entry, "_default_value", b"")
+    default = onnx.AttributeProto.FromString(raw) if raw else None
+    return Attribute(_last_word(entry.type), bool(entry.required), default)
 
 
 def _last_word(value: Any) -> str:
     """The last word of an enum value, in lower case."""
     return str(value).rpartition(".")[2].lower()
-
-
-def _default_of(attribute: Any) -> bytes:
-    """The default of an attribute, serialised; empty without one."""
-    raw = getattr(attribute, "_default_value", None)
-    if isinstance(raw, bytes):
-        return raw
-    value = getattr(attribute, "default_value", None)
-    return bytes(value.SerializeToString()) if value is not None and value.name else b""
 
 
 # --- types as spelled by schemas -----------------------------------------------------------------------------------
@@ -219,8 +201,6 @@ def element_in(text: str) -> dtypes.ElementType | None:
 
 def spell_type(kind: onnx.TypeProto) -> str:
     """A type as spelled by schemas; empty for a type that they lack."""
-    import onnx
-
     which = kind.WhichOneof("value")
     if which == "tensor_type":
         return f"tensor({onnx.TensorProto.DataType.Name(kind.tensor_type.elem_type).lower()})"
@@ -233,31 +213,27 @@ def spell_type(kind: onnx.TypeProto) -> str:
 
 def parse_type(text: str, shape: Sequence[int]) -> onnx.TypeProto:
     """The type spelled `text` by schemas, with tensors of `shape`. Raises ValueError for an unknown type."""
-    from onnx import helper
-
     outer, _, inner = text.partition("(")
     inner = inner[:-1]
     if outer == "seq":
-        return helper.make_sequence_type_proto(parse_type(inner, shape))
+        return onnx.helper.make_sequence_type_proto(parse_type(inner, shape))
     if outer == "optional":
-        return helper.make_optional_type_proto(parse_type(inner, shape))
+        return onnx.helper.make_optional_type_proto(parse_type(inner, shape))
     if outer == "map":
         key, _, value = (part.strip() for part in inner.partition(","))
         made = parse_type(value, shape) if "(" in value else parse_type(f"tensor({value})", ())
-        return helper.make_map_type_proto(dtypes.dtype_named(key).number, made)
+        return onnx.helper.make_map_type_proto(dtypes.dtype_named(key).number, made)
     if outer != "tensor":
         raise ValueError(f"{text!r} is not a known type")
-    return helper.make_tensor_type_proto(dtypes.dtype_named(inner).number, shape)
+    return onnx.helper.make_tensor_type_proto(dtypes.dtype_named(inner).number, shape)
 
 
 def types_of(node: onnx.NodeProto, operator: Operator, kinds: Mapping[str, onnx.TypeProto]) -> dict[str, str]:
     """The known types of a node's type variables, inputs first. `kinds`: known types of its tensors."""
-    slots = [(operator.input(index), name) for index, name in enumerate(node.input)]
-    outputs = [(operator.output(index), name) for index, name in enumerate(node.output)]
-    slots += [(slot, name) for slot, name in outputs if slot is not None and len(slot.types) > 1]
+    inputs, outputs = operator.slots(node)
     found: dict[str, str] = {}
-    for slot, name in slots:
-        if slot is not None and name in kinds and (text := spell_type(kinds[name])) in slot.types:
+    for slot, name in (*inputs, *((slot, name) for slot, name in outputs if len(slot.types) > 1)):
+        if name in kinds and (text := spell_type(kinds[name])) in slot.types:
             found.setdefault(slot.variable, text)
     return found
 

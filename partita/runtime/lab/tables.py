@@ -12,6 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import onnx
+
 from partita.observations.facts import Outcome
 from partita.providers.resolve import Resolution
 from partita.runtime.lab.forms import Form, Types, assignments, distinct, forms, ir_version, plainest_forms, ranks
@@ -20,10 +22,8 @@ from partita.runtime.lab.laboratory import Cache, Lab
 from partita.runtime.lab.placement import Placement
 from partita.runtime.lab.schema import Operator, find_operator, operators, types_of
 from partita.runtime.lab.variant import part_model, variant_model, zeros_needed
+from partita.runtime.place.onnx_model import read_onnx
 from partita.support import records as support
-
-AT_ONCE = 64
-"""Number of forms that are tested together."""
 
 
 def measure(
@@ -50,7 +50,11 @@ def measure(
     return support.Measurements(
         results=measured,
         model_nodes=needs,
-        without_example=tuple(_name_of(operator) for operator, listed in table.forms.items() if not listed),
+        without_example=tuple(
+            f"{each.domain}:{each.name}-{each.since}".removeprefix(":")
+            for each, listed in table.forms.items()
+            if not listed
+        ),
         untested_counts=tuple(
             ((entry.domain, entry.name, entry.since), count) for entry, count in table.omitted.items()
         ),
@@ -84,11 +88,11 @@ class Table:
         """Test all forms; False if the time ran out."""
         for batch in self.batches():
             self.planned = [*batch, *self.planned]
-            for part in (batch[start : start + AT_ONCE] for start in range(0, len(batch), AT_ONCE)):
-                answers = lab.try_all([variant_model(form.build(), auxiliary=lab.compiles) for form in part])
-                self.answers |= {form: answer for form, answer in zip(part, answers, strict=True) if answer is not None}
-                if None in answers:
+            for form in batch:
+                (answer,) = lab.try_all([variant_model(form.build(), auxiliary=lab.compiles)])
+                if answer is None:
                     return False
+                self.answers[form] = answer
         return True
 
     def batches(self) -> Iterator[list[Form]]:
@@ -110,12 +114,13 @@ class Table:
 
     def typed(self, operator: Operator) -> Iterator[Form]:
         """The best form with every type assignment."""
-        best = self.best(operator)
-        listed, more = assignments(best) if best is not None else ([], 0)
+        if (best := self.best(operator)) is None:
+            return
+        listed, more = assignments(best)
         if more:
             self.omitted[operator] = more
         for types in listed:
-            if best is not None and (not self.by_need or _is_needed(types, self.requested[operator])):
+            if not self.by_need or _is_needed(types, self.requested[operator]):
                 yield replace(best, types=types, kind="types")
 
 
@@ -156,32 +161,30 @@ def find_requested(
     selection: Mapping[str, Any], opset: int
 ) -> tuple[Mapping[Operator, frozenset[Types]], tuple[support.ModelNeed, ...]]:
     """The operator versions to test, with their types and counts in a model. `selection`: see `measure`."""
-    known = [entry for entry in operators() if entry.domain != "" or entry.since <= opset]
-    if selection.get("model"):
-        needed = _needs_of(Path(selection["model"]), set(known))
-        needs = tuple(
-            support.ModelNeed(
-                domain=operator.domain, operator=operator.name, since=operator.since, types=dict(types), nodes=nodes
-            )
-            for operator, counted in needed.items()
-            for types, nodes in counted.items()
-        )
-        return {operator: frozenset(counted) for operator, counted in needed.items()}, needs
-    named = selection.get("operators")
-    chosen = (entry for entry in known if named is None or [entry.domain, entry.name] in named)
-    return dict.fromkeys(chosen, frozenset()), ()
+    known = dict.fromkeys((each for each in operators() if each.domain or each.since <= opset), frozenset[Types]())
+    if not selection.get("model"):
+        named = selection.get("operators")
+        return {each: known[each] for each in known if named is None or [each.domain, each.name] in named}, ()
+    counted = Counter(each for each in _types_in(Path(selection["model"])) if each[0] in known)
+    needs = tuple(
+        support.ModelNeed(domain=each.domain, operator=each.name, since=each.since, types=dict(types), nodes=count)
+        for (each, types), count in counted.items()
+    )
+    return {each: frozenset(types for other, types in counted if other is each) for each, _ in counted}, needs
 
 
-def _name_of(operator: Operator) -> str:
-    """Name with version, e.g. com.microsoft:Attention-1."""
-    domain = f"{operator.domain}:" if operator.domain else ""
-    return f"{domain}{operator.name}-{operator.since}"
+def _types_in(path: Path) -> Iterator[tuple[Operator, Types]]:
+    """The operator version and the known types of every node of a model."""
+    graph = cut_graph(read_onnx(path), {})
+    kinds = {**graph.fixed, **graph.types}
+    versions = {entry.domain: entry.version for entry in graph.proto.opset_import}
+    for node in graph.nodes.values():
+        if (operator := find_operator(node.domain, node.op_type, versions.get(node.domain, 1))) is not None:
+            yield operator, tuple(types_of(node, operator, kinds).items())
 
 
 def newest_opset(lab: Lab) -> tuple[int | None, str]:
     """The newest ONNX opset that this ONNX Runtime opens, or None and the error of the oldest."""
-    import onnx
-
     error = ""
     for opset in range(onnx.defs.onnx_opset_version(), 0, -1):
         head = f'<ir_version: {ir_version(opset)}, opset_import: ["": {opset}]>'
@@ -191,22 +194,6 @@ def newest_opset(lab: Lab) -> tuple[int | None, str]:
             return (None if answer is None else opset), ""
         error = answer.message
     return None, error
-
-
-def _needs_of(path: Path, known: Collection[Operator]) -> dict[Operator, Counter[Types]]:
-    """Number of a model's nodes per operator version and types."""
-    from partita.runtime.place.onnx_model import read_onnx
-
-    graph = cut_graph(read_onnx(path), {})
-    kinds = {**graph.fixed, **graph.types}
-    versions = {entry.domain: entry.version for entry in graph.proto.opset_import}
-    found: dict[Operator, Counter[Types]] = {}
-    for node in graph.nodes.values():
-        operator = find_operator(node.domain, node.op_type, versions.get(node.domain, 1))
-        if operator is not None and operator in known:
-            types = tuple(types_of(node, operator, kinds).items())
-            found.setdefault(operator, Counter())[types] += 1
-    return found
 
 
 # --- graphs during export --------------------------------------------------------------------------------------------
@@ -226,8 +213,6 @@ def measure_graph(model: bytes, sizes: Sizes, lab: Lab) -> tuple[int, dict[str, 
         The number of nodes; unsupported nodes (tested alone), by operator; the provider's error message for the whole
         graph, empty if it opens or was not tested; and the number of nodes without an answer.
     """
-    import onnx
-
     graph = cut_proto(onnx.ModelProto.FromString(model), Path(), sizes)
     left, untested = Counter[str](), 0
     answers = lab.try_nodes((graph, name) for name in graph.nodes)
@@ -241,8 +226,6 @@ def measure_graph(model: bytes, sizes: Sizes, lab: Lab) -> tuple[int, dict[str, 
 
 def supports_each(models: Sequence[tuple[bytes, Sizes]], lab: Lab) -> list[bool]:
     """For each model of one node, whether the provider supports it other than as its function's nodes."""
-    import onnx
-
     graphs = [cut_proto(onnx.ModelProto.FromString(model), Path(), sizes) for model, sizes in models]
     answers = lab.try_nodes((graph, next(iter(graph.nodes))) for graph in graphs)
     return [answer is not None and answer.is_supported for answer in answers]
@@ -254,6 +237,6 @@ def _failure_over(graph: Graph, lab: Lab) -> str:
         model = part_model(graph)
     except CannotProbeError:
         return ""
-    answer = lab.try_all([model], one_node=False)[0] if zeros_needed([model]) <= WHOLE_LIMIT_BYTES else None
+    answer = lab.try_all([model], one_node=False)[0] if zeros_needed(model) <= WHOLE_LIMIT_BYTES else None
     failed = answer is not None and answer.outcome in UNSUPPORTED - {"rejected"}
     return answer.message or answer.outcome if answer is not None and failed else ""

@@ -10,16 +10,21 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
+
+import onnx
+import onnx.inliner
 
 from partita import dtypes
-from partita.runtime.lab.graph import CannotProbeError, Graph, free_names, inner_names, rename
+from partita.runtime.lab.graph import CannotProbeError, Graph, cut_proto, free_names, inner_names, rename
+from partita.runtime.lab.placement import AUXILIARY, NODE, RUN, TIMED, ZEROS
 from partita.runtime.lab.schema import Operator, find_operator, plain_domain
-from partita.runtime.place.model_file import all_graphs, subgraphs_of, tensors_read
+from partita.runtime.place.model_file import all_graphs, all_nodes, subgraphs_of, tensors_read
 from partita.runtime.place.tensor_types import (
     SMALL_BYTES,
     element_of,
@@ -30,13 +35,6 @@ from partita.runtime.place.tensor_types import (
     tensor_types,
 )
 
-if TYPE_CHECKING:
-    import onnx
-
-NODE = "probe"
-"""Name of the node under test."""
-AUXILIARY = "auxiliary"
-"""Name of the auxiliary Neg, and name prefix of other auxiliary nodes."""
 AFTER = f"{AUXILIARY}_after"
 """Name of a second Neg, after the node."""
 INSIDE = f"{AUXILIARY}_inside"
@@ -46,15 +44,10 @@ DETACHED = "detached"
 SIGNED = frozenset(dtypes.numbers("float32", "int32", "int64", "float16"))
 (FLOAT,) = dtypes.numbers("float32")
 POINTER_BYTES = 8
-ZEROS = "zeros.bin"
-"""Sparse file of zeros, the external data of large constants."""
-RUN = "partita.run"
-"""Metadata key of a changed node: sizes of its inputs by name, in JSON; null if they are unknown or large."""
-TIMED = "partita.timed"
-"""Metadata key of a model whose run is also timed."""
 MOST_RUN = 1 << 24
 """Maximum elements of all inputs and constants of a node that is run."""
-USUAL_FLOATS = frozenset(dtypes.numbers("float32", "float16"))
+USUAL_OUTPUTS = frozenset({None, *dtypes.numbers("float32", "float16")})
+"""Element types with which an output may be a graph output for every provider; None: no tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +91,7 @@ class Variant:
     declared: Mapping[str, onnx.TypeProto] = field(default_factory=dict)
     """Outputs whose sizes the experiment declares, because they depend on values."""
     internal: frozenset[str] = frozenset()
-    """Outputs of `passed_on` of unusual types: some providers reject them as graph outputs only."""
+    """Inner outputs of unusual types: some providers reject them as graph outputs only."""
 
     def feed(self, name: str) -> ExperimentInput | None:
         """The feed of an input; None for an omitted input."""
@@ -120,31 +113,24 @@ def node_variant(graph: Graph, name: str) -> Variant:
     del node.metadata_props[:]
     _lighten_subgraphs(node, graph.folder)
     inside = inner_names(original)
-    plain = dict(zip(dict.fromkeys(tensors_read(original)), free_names("i", inside), strict=False))
-    rename(node, plain)
+    inputs = dict(zip(dict.fromkeys(tensors_read(original)), free_names("i", inside), strict=False))
+    rename(node, inputs)
     outputs = dict(zip(filter(None, original.output), free_names("o", inside), strict=False))
-    for position, old in enumerate(original.output):
-        node.output[position] = outputs.get(old, "")
-    feeds = tuple(_make_feed(graph, old, new) for old, new in plain.items())
+    node.output[:] = [outputs.get(old, "") for old in original.output]
+    inner = frozenset(new for old, new in outputs.items() if old not in graph.outputs)
+    elements = {new: element_of(graph.types[old]) for old, new in outputs.items() if old in graph.types}
     variant = Variant(
         node,
-        feeds,
+        tuple(_make_feed(graph, old, new) for old, new in inputs.items()),
         {plain_domain(entry.domain): entry.version for entry in graph.proto.opset_import},
         graph.proto.ir_version,
-        frozenset(new for old, new in outputs.items() if old not in graph.outputs),
+        inner,
         {new: graph.fixed[old] for old, new in outputs.items() if is_fixed(graph.fixed.get(old))},
+        internal=inner & {new for new, element in elements.items() if element not in USUAL_OUTPUTS},
     )
-    elements = {new: element_of(graph.types[old]) for old, new in outputs.items() if old in graph.types}
-    odd = {name for name, element in elements.items() if element is not None and element not in USUAL_FLOATS}
-    variant = replace(variant, internal=variant.inner_outputs & odd)
     declared = {new: graph.declared[old] for old, new in outputs.items() if old in graph.declared}
-    return replace(variant, declared=_not_inferred(variant, declared)) if declared else variant
-
-
-def _not_inferred(variant: Variant, declared: Mapping[str, onnx.TypeProto]) -> dict[str, onnx.TypeProto]:
-    """Outputs whose sizes are in the file but cannot be inferred from the inputs."""
-    known = tensor_types(variant_model(variant))
-    return {name: kind for name, kind in declared.items() if not is_fixed(known.get(name))}
+    known = tensor_types(variant_model(variant)) if declared else {}
+    return replace(variant, declared={new: kind for new, kind in declared.items() if not is_fixed(known.get(new))})
 
 
 def _make_feed(graph: Graph, old: str, new: str) -> ExperimentInput:
@@ -153,19 +139,16 @@ def _make_feed(graph: Graph, old: str, new: str) -> ExperimentInput:
         _light_constant(known[old], new, graph.folder) if old in known else None
         for known in (graph.constants, graph.folded, graph.input_defaults)
     )
-    fixed = graph.fixed[old] if is_fixed(graph.fixed.get(old)) else None
-    if constant is not None:
-        return ExperimentInput(new, tensor_type(constant.data_type, constant.dims), constant, fixed, folded, default)
     kind = graph.types.get(old) or graph.fixed.get(old)
+    kind = kind if constant is None else tensor_type(constant.data_type, constant.dims)
     if kind is None:
         raise CannotProbeError(f"the type of its input {old!r} is unknown")
-    return ExperimentInput(new, kind, None, fixed, folded, default)
+    fixed = graph.fixed[old] if is_fixed(graph.fixed.get(old)) else None
+    return ExperimentInput(new, kind, constant, fixed, folded, default)
 
 
 def _light_constant(tensor: onnx.TensorProto, name: str, folder: Path) -> onnx.TensorProto:
     """A constant with its values if small, else with zeros."""
-    import onnx
-
     outside = tensor.external_data and size_of(tensor.data_type, tensor.dims) <= SMALL_BYTES
     if not outside and not is_small(tensor):
         return zeros(name, tensor.data_type, tensor.dims)
@@ -191,19 +174,16 @@ def _lighten_subgraphs(node: onnx.NodeProto, folder: Path) -> None:
 
 def zeros(name: str, element: int, sizes: Sequence[int]) -> onnx.TensorProto:
     """A constant of zeros, in the external file of zeros if large."""
-    import onnx
-
     length = size_of(element, sizes)
     tensor = onnx.TensorProto(name=name, data_type=element, dims=list(sizes))
     if element == onnx.TensorProto.STRING:  # cannot be external data
         tensor.string_data.extend([b""] * math.prod(sizes))
-        return tensor
-    if length <= SMALL_BYTES:
+    elif length <= SMALL_BYTES:
         tensor.raw_data = bytes(length)
-        return tensor
-    tensor.data_location = onnx.TensorProto.EXTERNAL
-    for key, value in (("location", ZEROS), ("offset", "0"), ("length", str(length))):
-        tensor.external_data.add(key=key, value=value)
+    else:
+        tensor.data_location = onnx.TensorProto.EXTERNAL
+        for key, value in (("location", ZEROS), ("offset", "0"), ("length", str(length))):
+            tensor.external_data.add(key=key, value=value)
     return tensor
 
 
@@ -224,18 +204,13 @@ def variant_model(variant: Variant, *, auxiliary: bool = False) -> onnx.ModelPro
 
 def variant_graph(variant: Variant, *, auxiliary: bool = False) -> onnx.GraphProto:
     """The graph of `variant_model`, without opsets and functions."""
-    import onnx
-
-    graph = onnx.GraphProto(name=NODE)
-    graph.node.add().CopyFrom(variant.node)
-    inside = set[str]()
-    if auxiliary:
-        inside |= _add_auxiliary(graph, variant.feeds, variant)
-        for name in sorted(variant.internal.intersection(variant.node.output) - inside):
-            after = f"{INSIDE}_{name}"
-            graph.node.append(onnx.helper.make_node("Cast", [name], [after], name=after, to=FLOAT))
-            graph.output.add(name=after)
-            inside.add(name)
+    graph = onnx.GraphProto(name=NODE, node=[variant.node])
+    inside = _add_auxiliary(graph, variant.feeds, variant) if auxiliary else set()
+    for name in sorted(variant.internal.intersection(variant.node.output) - inside) if auxiliary else ():
+        after = f"{INSIDE}_{name}"
+        graph.node.append(onnx.helper.make_node("Cast", [name], [after], name=after, to=FLOAT))
+        graph.output.add(name=after)
+        inside.add(name)
     _add_feeds(graph, variant.feeds)
     for name in filter(None, variant.node.output):
         ports = graph.value_info if name in inside else graph.output
@@ -253,8 +228,6 @@ def _add_auxiliary(
     output differently. If the node reads only constants, the Neg is unconnected: a provider may not open a graph
     without inputs.
     """
-    import onnx
-
     (node,) = graph.node
     first = next((feed for feed in feeds if feed.constant is None and is_signed(feed.kind)), None)
     if first is not None and first.name in node.input:
@@ -266,19 +239,17 @@ def _add_auxiliary(
         add_detached(graph)
     types = tensor_types(variant_model(variant)) if variant is not None else {}
     signed = next((name for name in node.output if name in types and is_signed(types[name])), "")
-    inner = variant.inner_outputs & {signed} if variant is not None else frozenset()
+    inner = {signed} if variant is not None and signed in variant.inner_outputs else set()
     if not signed or not (fed or inner):
         return set()
     after = AUXILIARY if fed else AFTER
     graph.node.append(onnx.helper.make_node("Neg", [signed], [after], name=after))
     graph.output.add(name=after)
-    return set(inner)
+    return inner
 
 
 def add_detached(graph: onnx.GraphProto) -> None:
     """Add a float Neg, which most providers support, with its own input and output."""
-    import onnx
-
     output = f"{DETACHED}_{AUXILIARY}"
     graph.node.insert(0, onnx.helper.make_node("Neg", [DETACHED], [output], name=AUXILIARY))
     graph.input.add(name=DETACHED, type=tensor_type(FLOAT, (1,)))
@@ -287,7 +258,7 @@ def add_detached(graph: onnx.GraphProto) -> None:
 
 def is_signed(kind: onnx.TypeProto) -> bool:
     """Whether nearly every provider can negate a tensor of this type."""
-    return kind.WhichOneof("value") == "tensor_type" and kind.tensor_type.elem_type in SIGNED
+    return element_of(kind) in SIGNED
 
 
 def part_model(
@@ -297,60 +268,48 @@ def part_model(
 
     `auxiliary`: see `variant_model`. Raises CannotProbeError when a type is unknown.
     """
-    import onnx
-
     chosen = [graph.nodes[name] for name in names] or list(graph.proto.graph.node)
     own = {node.name for node in chosen}
     made = {output for node in chosen for output in node.output if output}
-    part = onnx.GraphProto(name=NODE)
-    part.node.extend(chosen)
+    inside = [name for node in chosen for name in tensors_read(node)]
+    outside = {name for node in graph.proto.graph.node if node.name not in own for name in tensors_read(node)}
+    outside |= {port.name for port in graph.proto.graph.output} | made.difference(inside)
+    feeds = [_make_feed(graph, name, name) for name in dict.fromkeys(inside) if name not in made]
+    if fixed:
+        feeds = [feed if feed.constant is not None else replace(feed, kind=feed.run_kind) for feed in feeds]
+    part = onnx.GraphProto(name=NODE, node=chosen)
     for node in part.node:
         _lighten_subgraphs(node, graph.folder)
-    needed = dict.fromkeys(name for node in chosen for name in tensors_read(node) if name not in made)
-    feeds = [_make_feed(graph, name, name) for name in needed]
-    if fixed:
-        feeds = [replace(feed, kind=feed.run_kind) if feed.constant is None else feed for feed in feeds]
     if auxiliary and len(chosen) == 1 and any(feed.constant is None for feed in feeds):
         _add_auxiliary(part, feeds)
     _add_feeds(part, feeds)
-    outside = {name for node in graph.proto.graph.node if node.name not in own for name in tensors_read(node)}
-    outside |= {port.name for port in graph.proto.graph.output}
-    read_inside = {name for node in chosen for name in tensors_read(node)}
     for name in sorted(made):
         kind = graph.fixed[name] if fixed and is_fixed(graph.fixed.get(name)) else None
-        if name in outside or name not in read_inside:
-            port = part.output.add(name=name)
-            declared = kind or graph.types.get(name)
-            if declared is not None:
-                port.type.CopyFrom(declared)
+        if name in outside:
+            part.output.add(name=name, type=kind or graph.types.get(name))
         elif kind is not None:
             part.value_info.add(name=name, type=kind)
-    opsets = {entry.domain: entry.version for entry in graph.proto.opset_import}
-    return finish(part, opsets, graph.proto.ir_version)
+    return finish(part, {entry.domain: entry.version for entry in graph.proto.opset_import}, graph.proto.ir_version)
 
 
 def _add_feeds(graph: onnx.GraphProto, feeds: Sequence[ExperimentInput]) -> None:
     """Add constants as initializers, other feeds as inputs."""
     for feed in feeds:
         if feed.constant is not None:
-            graph.initializer.add().CopyFrom(feed.constant)
+            graph.initializer.append(feed.constant)
         else:
             graph.input.add(name=feed.name, type=feed.kind)
 
 
 def finish(graph: onnx.GraphProto, opsets: Mapping[str, int], ir_version: int) -> onnx.ModelProto:
     """The model that contains a graph."""
-    import onnx
-
-    model = onnx.ModelProto(ir_version=ir_version)
-    model.graph.CopyFrom(graph)
-    for domain, version in sorted(opsets.items()):
-        model.opset_import.add(domain=domain, version=version)
+    imports = [onnx.helper.make_opsetid(*entry) for entry in sorted(opsets.items())]
+    model: onnx.ModelProto = onnx.helper.make_model(graph, opset_imports=imports, ir_version=ir_version)
     return model
 
 
 def to_run(model: onnx.ModelProto, variant: Variant, *, timed: bool = False) -> onnx.ModelProto:
-    """The model of a variant, marked to be run once it is placed."""
+    """The model of a variant, marked to be run once it is placed, unless its inputs are unknown or large."""
     model.metadata_props.add(key=RUN, value=json.dumps(_sizes_in_run(variant)))
     if timed:
         model.metadata_props.add(key=TIMED, value="1")
@@ -370,14 +329,64 @@ def fingerprint(model: onnx.ModelProto) -> str:
     return hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest()
 
 
-def zeros_needed(models: Sequence[onnx.ModelProto]) -> int:
-    """Length in bytes of the file of zeros that these models read."""
-    lengths = [
-        int(entry.value)
-        for model in models
-        for graph in all_graphs(model.graph)
-        for tensor in graph.initializer
-        for entry in tensor.external_data
-        if entry.key == "length"
-    ]
-    return max(lengths, default=0)
+def zeros_needed(model: onnx.ModelProto) -> int:
+    """Length in bytes of the file of zeros that a model reads."""
+    tensors = (tensor for graph in all_graphs(model.graph) for tensor in graph.initializer)
+    entries = (entry for tensor in tensors for entry in tensor.external_data if entry.key == "length")
+    return max((int(entry.value) for entry in entries), default=0)
+
+
+# --- nodes of functions of operators ---------------------------------------------------------------------------------
+
+NO_FUNCTION = "ONNX Runtime gave it no name, and none of the file's functions contains it"
+FindVariant = Callable[[Sequence[str], str | None, Sequence[str]], Variant]
+
+
+def function_variants(graph: Graph) -> FindVariant:
+    """A function that returns the variant of a node in the function of one of the nodes `owners`.
+
+    ONNX Runtime runs nodes of such functions without a name where no provider supports the operator. `made`: types of
+    the node's outputs in the run, e.g. float32[1,12]; nodes with equal types are interchangeable. It raises
+    CannotProbeError.
+    """
+    expanded = cache(partial(_unfold, graph))
+
+    def find(owners: Sequence[str], op_type: str | None, made: Sequence[str]) -> Variant:
+        for deep in (False, True):  # nested functions are expanded only where ONNX Runtime must, too
+            for body in filter(None, (expanded(owner, deep) for owner in owners)):
+                for node in body.nodes.values():
+                    if node.op_type == op_type and body.fits(node, made):
+                        return node_variant(body, node.name)
+        raise CannotProbeError(NO_FUNCTION)
+
+    return find
+
+
+def _unfold(graph: Graph, owner: str, deep: bool) -> Graph | None:
+    """The expanded function of one node; None without one. `deep`: nested functions, too."""
+    node = graph.nodes.get(owner)
+    if node is None:
+        return None
+    domain = plain_domain(node.domain)
+    version = {plain_domain(entry.domain): entry.version for entry in graph.proto.opset_import}.get(domain, 1)
+    try:
+        schema: Any = onnx.defs.get_schema(node.op_type, version, domain)
+        if not (schema.has_function or schema.has_context_dependent_function):
+            return None  # unfolding every node takes too long
+        part = part_model(graph, [owner], fixed=False)
+        operator, given = find_operator(domain, node.op_type, version), {entry.name for entry in node.attribute}
+        for name, entry in operator.attributes.items() if operator is not None else ():
+            if entry.default is not None and name not in given:  # the onnx package needs defaults to inline
+                part.graph.node[0].attribute.append(entry.default)
+        for tensor in part.graph.initializer:  # the function may depend on their types
+            part.graph.value_info.add(name=tensor.name, type=tensor_type(tensor.data_type, tensor.dims))
+        chosen = [] if deep else [(domain, node.op_type)]
+        body: onnx.ModelProto = onnx.inliner.inline_selected_functions(part, chosen, deep, True)
+    except Exception:  # noqa: BLE001 - native code may raise any exception; other nodes can still be tested
+        return None
+    if [each.op_type for each in body.graph.node] == [node.op_type]:
+        return None
+    for number, each in enumerate(all_nodes(body.graph)):
+        each.name = f"{node.op_type}/{number}"
+    fixed = {port.name: sizes_of(graph.fixed.get(port.name)) for port in body.graph.input}
+    return cut_proto(body, graph.folder, {name: sizes for name, sizes in fixed.items() if sizes is not None})

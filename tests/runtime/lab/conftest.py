@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, parser
 
 from partita.providers.resolve import Resolution, known_providers
 from partita.runtime.lab import laboratory
+from partita.runtime.lab.graph import Graph, cut_graph
 from partita.runtime.lab.laboratory import Cache, Lab
+from partita.runtime.lab.placement import Placement
+from partita.runtime.lab.variant import Variant, node_variant
+from partita.runtime.place.onnx_model import read_onnx
 
 SCRIPT = """
 import os, signal, sys, time
@@ -75,17 +79,8 @@ class Bench:
         """How the worker starts: refuse, abort, sleep."""
         (self.folder / "mode").write_text(name)
 
-    @property
-    def processes(self) -> list[int]:
-        """The process of every worker that was started."""
-        return self._lines("pids")
-
-    @property
-    def models(self) -> list[int]:
-        """The process of each model that was begun."""
-        return self._lines("models")
-
-    def _lines(self, name: str) -> list[int]:
+    def notes(self, name: str) -> list[int]:
+        """Process ids: of every worker that was started (`pids`), or of each model that was begun (`models`)."""
         path = self.folder / name
         return [int(line) for line in path.read_text().splitlines()] if path.exists() else []
 
@@ -111,3 +106,39 @@ def model() -> Callable[[str], onnx.ModelProto]:
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
     return make
+
+
+HEAD = '<ir_version: 10, opset_import: ["" : {opset}, "ai.onnx.ml" : 3, "com.microsoft" : 1, "own" : 1]>\n'
+
+
+Answer = Callable[[onnx.ModelProto], Placement | None]
+
+
+class ScriptedLab(Lab):
+    """Answers by a function of the model, without a process. `models`: the tested models."""
+
+    def __init__(self, answer: Answer, resolution: Resolution) -> None:
+        super().__init__(resolution, Cache(None), time.monotonic() + 60)
+        self.answer, self.models = answer, list[onnx.ModelProto]()
+
+    def try_all(self, models: Sequence[onnx.ModelProto], *, one_node: bool = True) -> list[Placement | None]:
+        self.models += models
+        return [self.answer(model) for model in models]
+
+
+@pytest.fixture
+def cut(tmp_path: Path) -> Callable[..., Graph]:
+    """Factory: the graph of a model text or a model, with the sizes of its inputs in a run."""
+
+    def make(model: str | onnx.ModelProto, opset: int = 21, **sizes: tuple[int, ...]) -> Graph:
+        path = tmp_path / "m.onnx"
+        onnx.save(parser.parse_model(HEAD.format(opset=opset) + model) if isinstance(model, str) else model, path)
+        return cut_graph(read_onnx(path), sizes)
+
+    return make
+
+
+@pytest.fixture
+def case(cut: Callable[..., Graph]) -> Callable[..., Variant]:
+    """Factory: the variant of the node `n` of a model; see `cut`."""
+    return lambda *model, **sizes: node_variant(cut(*model, **sizes), "n")

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 import onnx
 import pytest
-from onnx import TensorProto, helper, parser
+from onnx import TensorProto, helper
 
 from partita.providers.cuda_dry_run.devices import PREFIX
 from partita.providers.resolve import Resolution, known_providers
@@ -18,70 +17,53 @@ from partita.runtime.lab import placement
 from partita.runtime.lab.change import at_opset, with_attributes, with_elements, with_sizes
 from partita.runtime.lab.exploration import UNCHANGED, Subject, _experiment
 from partita.runtime.lab.factors import single_changes
-from partita.runtime.lab.graph import cut_graph
 from partita.runtime.lab.laboratory import Cache, Lab
 from partita.runtime.lab.schema import spell_type
-from partita.runtime.lab.variant import (
-    MOST_RUN,
-    RUN,
-    Variant,
-    node_variant,
-    to_run,
-    variant_model,
-)
-from partita.runtime.place.onnx_model import read_onnx
+from partita.runtime.lab.variant import MOST_RUN, to_run, variant_model
 
 if TYPE_CHECKING:
     from partita.runtime.ort.session import Session
 
-HEAD = '<ir_version: 10, opset_import: ["" : 21]>\n'
 CPU = Resolution(known_providers()["cpu"], "active")
 ADD = "g (float[N] x, float[M] y) => (float[K] z) {\n  [n] z = Add(x, y)\n}"
 SLICE = "g (float[4] x, int64[1] a, int64[1] b) => (float[K] z) {\n  [n] z = Slice(x, a, a, a, b)\n}"
-
-
-def case_of(text: str, folder: Path, **sizes: tuple[int, ...]) -> Variant:
-    path = folder / "given.onnx"
-    onnx.save(parser.parse_model(HEAD + text), path)
-    return node_variant(cut_graph(read_onnx(path), sizes), "n")
 
 
 def tried(model: onnx.ModelProto) -> placement.Placement:
     return placement._measure(model.SerializeToString(), CPU, one_node=True)
 
 
-def test_assigned_node_with_failing_run_is_not_supported(tmp_path: Path) -> None:
-    broken = case_of(ADD, tmp_path, x=(2,), y=(3,))
+def test_assigned_node_with_failing_run_is_not_supported(case) -> None:
+    broken = case(ADD, x=(2,), y=(3,))
     assert tried(variant_model(broken)).outcome == "supported"
     found = tried(to_run(variant_model(broken), broken))
     assert found.outcome == "failed" and found.message.startswith("it is assigned the node, but the run fails: ")
-    sound = case_of(ADD, tmp_path, x=(3,), y=(3,))
+    sound = case(ADD, x=(3,), y=(3,))
     assert tried(to_run(variant_model(sound), sound)).outcome == "supported"
 
 
 def sizes(model: onnx.ModelProto) -> dict[str, list[int]] | None:
     """Sizes with which a model is to be run."""
-    (found,) = (entry.value for entry in model.metadata_props if entry.key == RUN)
+    (found,) = (entry.value for entry in model.metadata_props if entry.key == placement.RUN)
     return json.loads(found)
 
 
-def test_nodes_with_unsafe_inputs_are_not_run(tmp_path: Path) -> None:
+def test_nodes_with_unsafe_inputs_are_not_run(case) -> None:
     """Integer inputs may be positions or sizes: a Slice with step 0 fails on every provider."""
-    stepping = case_of(SLICE, tmp_path)
+    stepping = case(SLICE)
     assert tried(to_run(variant_model(stepping), stepping)).outcome == "supported"
-    adding = case_of(ADD, tmp_path, x=(3,), y=(3,))
+    adding = case(ADD, x=(3,), y=(3,))
     declaring = replace(adding, declared={"o0": adding.feeds[0].run_kind})
     assert sizes(to_run(variant_model(declaring), declaring)) is None
 
 
-def test_changed_nodes_run_only_with_known_small_sizes(tmp_path: Path) -> None:
-    case = case_of(ADD, tmp_path, x=(2,), y=(3,))
-    lab = Lab(CPU, Cache(None), 0.0, {})
-    found = [_experiment(Subject(case, []), *each, lab) for each in single_changes(case)]
+def test_changed_nodes_run_only_with_known_small_sizes(case) -> None:
+    plain, lab = case(ADD, x=(2,), y=(3,)), Lab(CPU, Cache(None), 0.0, {})
+    found = [_experiment(Subject(plain, []), *each, lab) for each in single_changes(plain)]
     marked = {each.trial.change: sizes(each.model) for each in found}
     assert marked["float64 in place of float32"] == marked["Add of opset 13 in place of 14"] == {"i0": [2], "i1": [3]}
-    assert not _experiment(Subject(case, []), UNCHANGED, case, lab).model.metadata_props
-    for unknown in (case_of(ADD, tmp_path, x=(2,)), case_of(ADD, tmp_path, x=(MOST_RUN,), y=(1,))):
+    assert not _experiment(Subject(plain, []), UNCHANGED, plain, lab).model.metadata_props
+    for unknown in (case(ADD, x=(2,)), case(ADD, x=(MOST_RUN,), y=(1,))):
         assert sizes(to_run(variant_model(unknown), unknown)) is None
 
 
@@ -107,10 +89,10 @@ DRY = {
 
 
 @pytest.mark.parametrize("name", DRY)
-def test_dry_run_runs_changed_node_on_cpu_provider(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dry_run_runs_changed_node_on_cpu_provider(name: str, case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(f"{PREFIX}NAME", "h100")
     text, known, change, outcome = DRY[name]
-    changed = change(case_of(text, tmp_path, **known))
+    changed = change(case(text, **known))
     assert changed is not None
     model = to_run(variant_model(changed), changed)
     session = SimpleNamespace(

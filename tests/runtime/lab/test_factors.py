@@ -2,55 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import onnx
 import onnxruntime as ort
 import pytest
-from onnx import parser
 
 from partita.diagnosis.reasons import REASONS
 from partita.observations.facts import OPTION
 from partita.runtime.lab.change import other_attributes
 from partita.runtime.lab.factors import FACTORS, combine_factors, single_changes
 from partita.runtime.lab.forms import forms
-from partita.runtime.lab.graph import cut_graph
 from partita.runtime.lab.schema import operators
-from partita.runtime.lab.variant import Variant, fingerprint, node_variant, variant_model
-from partita.runtime.place.onnx_model import read_onnx
+from partita.runtime.lab.variant import Variant, fingerprint, variant_model
 
-HEAD = '<ir_version: 10, opset_import: ["" : {opset}, "ai.onnx.ml" : 3, "com.microsoft" : 1, "own" : 1]>\n'
 ATTENTION = (
     "g (float[1,1,64] x, float[1,1,32] k, float[1,1,32] v, float[1,2,16,16] pk, float[1,2,16,16] pv, int32[1] s, "
     "int32 t) => (float[1,1,64] y, float[1,2,16,16] nk, float[1,2,16,16] nv) {\n"
     "  [n] y, nk, nv = com.microsoft.GroupQueryAttention<num_heads=4, kv_num_heads=2, scale=0.5>(x, k, v, pk, pv, s, t)"
     "\n}"
 )
-CaseOf = Callable[..., Variant]
-
-
-@pytest.fixture
-def case(tmp_path) -> CaseOf:
-    """Factory: the case of the node `n` of a model text."""
-
-    def make(text: str, opset: int = 21, **sizes: tuple[int, ...]) -> Variant:
-        path = tmp_path / "m.onnx"
-        onnx.save(parser.parse_model(HEAD.format(opset=opset) + text), path)
-        return node_variant(cut_graph(read_onnx(path), sizes), "n")
-
-    return make
 
 
 def changes(case: Variant, factor: str) -> list[str]:
     return [trial.change for trial, _ in single_changes(case) if trial.factor == factor]
-
-
-def inputs(case: Variant) -> list[tuple[int, list[int]]]:
-    """Element type and sizes of every input."""
-    return [
-        (feed.kind.tensor_type.elem_type, [size.dim_value for size in feed.kind.tensor_type.shape.dim])
-        for feed in case.feeds
-    ]
 
 
 def opens(case: Variant) -> bool:
@@ -73,9 +45,6 @@ TEXTS = {
     "Softmax": "g (float[4,8] x) => (float[4,8] y) {\n  [n] y = Softmax(x)\n}",
     "GroupQueryAttention": ATTENTION,
 }
-
-
-# --- all of them ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", TEXTS)
@@ -111,17 +80,11 @@ def test_each_factor_belongs_to_a_single_reason(case):
         assert {trial.factor for trial, _ in single_changes(case(text))} <= set(known)
 
 
-# --- operator sets -------------------------------------------------------------------------------------------------
-
-
 def test_opset_without_required_feature_is_skipped(case):
     dilated = "g (float[1,4,8,8] x) => (float[1,4,C,D] y) {\n  [n] y = MaxPool<kernel_shape=[2,2], ceil_mode=1>(x)\n}"
     assert "MaxPool of opset 8 in place of 12" not in changes(case(dilated), "opset"), "ceil_mode came with opset 10"
     half = "g (bfloat16[4,8] x) => (bfloat16[4,8] y) {\n  [n] y = Softmax(x)\n}"
     assert "Softmax of opset 11 in place of 13" not in changes(case(half), "opset"), "bfloat16 came with opset 13"
-
-
-# --- attributes and inputs -----------------------------------------------------------------------------------------
 
 
 def test_attributes_vary_for_every_operator_and_version():

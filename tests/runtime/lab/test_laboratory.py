@@ -1,21 +1,26 @@
-"""Probes in a child process: crashes, timeouts, budgets and start failures do not end the parent process."""
+"""Probes in a child process: crashes, timeouts, budgets, start failures, and the cache of outcomes."""
 
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 import psutil
 import pytest
 
+from partita.files import CACHE_VARIABLE
 from partita.observations.facts import AssignedNode
+from partita.providers.cuda_dry_run.devices import PREFIX
 from partita.providers.resolve import Resolution, known_providers
 from partita.runtime.lab import laboratory, placement
-from partita.runtime.lab.laboratory import Cache, Lab
+from partita.runtime.lab.laboratory import Cache, Lab, cache_for
 from partita.runtime.lab.placement import Placement
-from partita.runtime.lab.tables import newest_opset
+from partita.runtime.lab.tables import measure_graph, newest_opset
 from partita.runtime.ort.session import NativeFailureError
+from tests.runtime.lab.conftest import ScriptedLab
 
 if TYPE_CHECKING:
     from partita.runtime.ort.session import Session
@@ -43,7 +48,7 @@ def test_crash_counts_only_if_repeated_in_new_process(bench, model):
     with bench.lab() as here:
         assert outcomes(here.try_all([model("poison"), model("innocent"), model("poison 2")])) == ["supported"] * 3
         assert outcomes(here.try_all([model("innocent 2"), model("two")])) == ["supported"] * 2
-    assert here.crashes == 0 and len(bench.processes) == 3
+    assert here.crashes == 0 and len(bench.notes("pids")) == 3
 
 
 def test_hanging_model_times_out_and_later_models_are_probed(bench, model, monkeypatch):
@@ -94,7 +99,7 @@ def test_zero_budget_returns_cached_outcomes_only(bench, model, tmp_path):
         here.try_all([model("one")])
     with bench.lab(seconds=0.0, cache=Cache(tmp_path / "answers.json")) as late:
         assert outcomes(late.try_all([model("one"), model("two")])) == ["supported", None]
-    assert len(bench.models) == 1 and not late.unusable
+    assert len(bench.notes("models")) == 1 and not late.unusable
 
 
 @pytest.mark.parametrize(("mode", "first"), [("", "supported"), ("sleep", None)])
@@ -130,15 +135,119 @@ def test_interrupted_lab_ends_its_process_and_saves_cache(bench, model, monkeypa
         assert here.starts()
         here.try_all([model("one"), model("rejected")])
         raise KeyboardInterrupt
-    assert not any(map(psutil.pid_exists, bench.processes)) and list(folder.iterdir()) == []
+    assert not any(map(psutil.pid_exists, bench.notes("pids"))) and list(folder.iterdir()) == []
     assert len(Cache(tmp_path / "answers.json").answers) == 3
 
 
-# --- real children -------------------------------------------------------------------------------------------------
+# --- stored outcomes -------------------------------------------------------------------------------------------------
+
+STORED = Placement("supported", cached=True)
+
+
+def filled(path: Path) -> Cache:
+    cache = Cache(path)
+    cache.put("node:a", Placement("supported"))
+    cache.save()
+    return cache
+
+
+def test_second_run_probes_only_new_models(bench, model, monkeypatch, tmp_path):
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    models = [model("one"), model("rejected")]
+    with bench.lab(cache=cache_for(CUDA)) as first:
+        answers = first.try_all(models)
+    begun = bench.notes("models")
+    with bench.lab(cache=cache_for(CUDA)) as second:
+        again = second.try_all(models)
+        assert (
+            again == [replace(answer, cached=True) for answer in answers if answer] and bench.notes("models") == begun
+        )
+        assert (second.experiments, second.cached, second.crashes) == (0, 2, 0)
+        second.try_all([model("two")])
+    assert (second.experiments, second.cached) == (1, 2)
+
+
+def test_concurrent_saves_merge_outcomes(tmp_path):
+    path = tmp_path / "answers.json"
+    other = Cache(path)
+    filled(path)
+    other.put("node:b", Placement("rejected", "no kernel"))
+    other.save()
+    assert Cache(path).answers == {"node:a": STORED, "node:b": Placement("rejected", "no kernel", cached=True)}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"[" * 100_000,
+        b'{"node:a": {"outcome": "excellent"}}',
+        b'{"node:a": {"outcome": "supported", "replaced_by": "magic"}}',
+    ],
+)
+def test_damaged_or_foreign_cache_file_is_replaced(tmp_path, content):
+    path = tmp_path / "answers.json"
+    path.write_bytes(content)
+    assert Cache(path).get("node:a") is None
+    filled(path)
+    assert Cache(path).get("node:a") == STORED
+
+
+def test_unwritable_cache_folder_does_not_raise(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    for path in (tmp_path / "file" / "answers.json", tmp_path):
+        assert filled(path).get("node:a") == Placement("supported"), "it is still known in this run"
+        assert Cache(path).get("node:a") is None
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file"], "no partial file is left"
+
+
+def test_cache_file_depends_on_provider_options_device_and_plugin(monkeypatch, tmp_path):
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    library = tmp_path / "libep.so"
+    library.write_bytes(b"one")
+    webgpu, plugin = Resolution(known_providers()["webgpu"], "active"), replace(CUDA, library=library)
+    subjects = [CUDA, webgpu, *(replace(CUDA, options={"device_id": each}) for each in "01"), plugin]
+    paths = {cache_for(each).path for each in subjects}
+    library.write_bytes(b"another")
+    paths.add(cache_for(plugin).path)
+    for variable in ("VK_ICD_FILENAMES", "CUDA_VISIBLE_DEVICES", f"{PREFIX}MEMORY"):
+        monkeypatch.setenv(variable, "something else")
+        paths.add(cache_for(CUDA).path)
+    assert len(paths) == len(subjects) + 1 + 3
+
+
+# --- support of a graph ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("outcome", "whole", "unsupported", "untested", "failure"),
+    [
+        ("rejected", "supported", {"Sqrt": 1}, 0, ""),
+        ("failed", "supported", {"Sqrt": 1}, 0, ""),
+        ("crashed", "supported", {"Sqrt": 1}, 0, ""),
+        ("timed_out", "supported", {}, 1, ""),
+        ("invalid", "supported", {}, 1, ""),
+        ("supported", "failed", {}, 0, "message"),
+        ("supported", "crashed", {}, 0, "message"),
+        ("supported", "timed_out", {}, 0, ""),
+        ("supported", "supported", {}, 0, ""),
+    ],
+)
+def test_graph_support_counts_nodes_by_outcome(cut, outcome, whole, unsupported, untested, failure):
+    """`outcome` of the Sqrt alone and of the whole graph."""
+    graph = cut("g (float[2] x) => (float[2] y) {\n  [a] h = Relu(x)\n  [b] i = Sqrt(h)\n  [c] y = Exp(i)\n}").proto
+
+    def answer(model) -> Placement:
+        operators = [node.op_type for node in model.graph.node]
+        return Placement(whole if len(operators) == 3 else outcome if "Sqrt" in operators else "supported", "message")
+
+    found = measure_graph(graph.SerializeToString(), {"x": (2,)}, ScriptedLab(answer, CUDA))
+    assert found == (3, unsupported, failure, untested)
 
 
 # --- what the child makes of a session that cannot be opened -------------------------------------------------------
 
+KERNEL = "Exception during initialization: /x/core/providers/"
 NOT_FOUND = (
     "[I:onnxruntime:, cuda_execution_provider.cc:1 GetCapability] CUDA kernel not found in registries for Op "
     "type: Scaler node name: probe"
@@ -158,17 +267,9 @@ def failure(kind: str, text: str, *log: str) -> NativeFailureError:
         ("Fail", "Node (probe) Op (MaxPool) [ShapeInferenceError] Attribute strides has incorrect size", "invalid"),
         ("EPFail", "opset 22 is not known to the device compiler", "failed"),
         ("InvalidArgument", "activation LeakyRelu is not supported", "failed"),
-        (
-            "RuntimeException",
-            "Exception during initialization: /x/core/providers/openvino/backend.cc:1 it broke",
-            "failed",
-        ),
-        (
-            "RuntimeException",
-            "Exception during initialization: /x/core/providers/cpu/ml/scaler.cc:69 no scale",
-            "rejected",
-        ),
-        ("RuntimeException", "Exception during initialization: /x/core/providers/cpu/nn/conv.h:43 no shape", "failed"),
+        ("RuntimeException", f"{KERNEL}openvino/backend.cc:1 it broke", "failed"),
+        ("RuntimeException", f"{KERNEL}cpu/ml/scaler.cc:69 no scale", "rejected"),
+        ("RuntimeException", f"{KERNEL}cpu/nn/conv.h:43 no shape", "failed"),
     ],
 )
 def test_failed_placement_classifies_session_errors(kind, text, outcome):
@@ -185,6 +286,7 @@ def test_error_after_missing_kernel_counts_as_rejected(model):
 
 
 UNFOLDED = Placement("supported", placement.AS_FUNCTION, "function")
+BETWEEN_CASTS = Placement("supported", placement.CASTS, "casts")
 LOG = "[I:onnxruntime:, x.cc:1 f] webgpu kernel not found in registries for Op type: Sin node name: probe"
 
 
@@ -203,12 +305,7 @@ LOG = "[I:onnxruntime:, x.cc:1 f] webgpu kernel not found in registries for Op t
         ("openvino", {}, {"probe": "0"}, Placement("rejected", placement.NOT_CLAIMED)),
         ("openvino", {}, {"P_subgraph_0": "0"}, Placement("supported")),
         ("cpu", {"probe": "cpu"}, {"probe": "0"}, Placement("supported")),
-        (
-            "cpu",
-            {"probe": "cpu"},
-            {"probe": "0", f"{placement.CAST}_i0": "0"},
-            Placement("supported", placement.CASTS, "casts"),
-        ),
+        ("cpu", {"probe": "cpu"}, {"probe": "0", f"{placement.CAST}_i0": "0"}, BETWEEN_CASTS),
         ("openvino", {"probe": "cpu", "auxiliary2": "openvino"}, {}, Placement("rejected")),
         ("openvino", {"probe": "openvino", "auxiliary2": "cpu"}, {}, Placement("supported")),
     ],

@@ -23,19 +23,15 @@ from partita.runtime.lab.placement import Placement
 from partita.runtime.lab.probes import probe_refusal, probe_run
 from partita.runtime.place.onnx_model import OnnxModel, read_onnx
 from tests.partition_reports.samples import run_facts, session_facts
+from tests.runtime.lab.conftest import HEAD
 
-CPU, QNN = "CPUExecutionProvider", "QNNExecutionProvider"
-WEBGPU = "WebGpuExecutionProvider"
-WANTED = Resolution(known_providers()["qnn"], "active")
+CPU, QNN, WEBGPU = (known_providers()[name].ort_name for name in ("cpu", "qnn", "webgpu"))
+PREFERRED = Resolution(known_providers()["qnn"], "active")
 FALLBACK = Resolution(known_providers()["cpu"], "active")
-FAILED = replace(
-    WANTED, status="unavailable", reason="initialisation_failed", evidence="finalising failed", remedy=Remedy("?")
-)
-GONE = replace(
-    WANTED, status="unavailable", reason="device_missing", evidence="no such device", remedy=Remedy("buy one")
-)
-TEXT = (
-    '<ir_version: 10, opset_import: ["" : 21, "own" : 1]>\n'
+MISSING = replace(PREFERRED, status="unavailable", evidence="no such device", remedy=Remedy("buy one"))
+GONE = replace(MISSING, reason="device_missing")
+FAILED = replace(MISSING, reason="initialisation_failed", evidence="finalising failed", remedy=Remedy("?"))
+TEXT = HEAD.format(opset=21) + (
     "g (float[N,4] x) => (float[N,4] y) {\n  [a] h = Relu(x)\n  [b] i = Elu<alpha=2.0>(h)\n"
     "  [c] j = Elu<alpha=2.0>(i)\n"
     "  [d] k = Relu(j)\n  [e] y = Softplus(k)\n}"
@@ -44,7 +40,7 @@ SIZES = {"x": (2, 4)}
 
 
 class ScriptedLab(Lab):
-    """Answers by the operators in a model, without any process. Fails over a Softplus; takes an Elu without alpha."""
+    """Answers by the operators in a model, without a process: fails on a Softplus, rejects an Elu with alpha."""
 
     starts_at_all = True
     tried: list[str] = []
@@ -55,14 +51,14 @@ class ScriptedLab(Lab):
     def try_all(self, models: Sequence[onnx.ModelProto], *, one_node: bool = True) -> list[Placement | None]:
         return [self.answer(model) for model in models]
 
-    def answer(self, model: onnx.ModelProto) -> Placement | None:
+    def answer(self, model: onnx.ModelProto) -> Placement:
         self.experiments += 1
         operators = [node.op_type for node in model.graph.node]
-        self.tried.append("+".join(operators))  # a provider that compiles gets a Neg as company
+        self.tried.append("+".join(operators))  # with a Neg for a compiling provider
         if "Softplus" in operators:
             return Placement("failed", "finalising the graph failed")
         left = [node for node in model.graph.node if node.op_type == "Elu" and node.attribute]
-        return Placement("rejected", "no such kernel") if left else Placement("supported", "")
+        return Placement("rejected", "no such kernel") if left else Placement("supported")
 
 
 @pytest.fixture
@@ -79,29 +75,19 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> type[ScriptedLab]:
     return ScriptedLab
 
 
-def facts_of(model: OnnxModel, on: str):
+def facts_of(model: OnnxModel, on_cpu: str):
     """A session in which every node but these is on the preferred provider."""
-    names = [node.name for node in model.nodes]
     assigned = tuple(
-        AssignedNode(node.name, node.op_type, "", CPU if node.name in on else QNN, number)
+        AssignedNode(node.name, node.op_type, "", CPU if node.name in on_cpu else QNN, number)
         for number, node in enumerate(model.nodes)
     )
-    session = session_facts(
-        file="m.onnx",
-        phases=("run",),
-        graph=model.nodes,
-        plan=(tuple(names),),
-        assigned=assigned,
-        registered=(QNN, CPU),
-    )
-    return run_facts(session)
+    session = session_facts(file="m.onnx", phases=("run",), graph=model.nodes, registered=(QNN, CPU))
+    plan = (tuple(node.name for node in model.nodes),)
+    return run_facts(replace(session, plan=plan, assigned=assigned))
 
 
-def probed(facts, chain=(WANTED, FALLBACK), seconds=60.0, model=None):
+def probed(facts, chain=(PREFERRED, FALLBACK), seconds=60.0, model=None):
     return probe_run(facts, chain, {"m.onnx": model} if model else {}, {"m.onnx": SIZES}, seconds)
-
-
-# --- nodes that fell back ------------------------------------------------------------------------------------------
 
 
 def test_identical_nodes_share_a_single_probe(model, scripted):
@@ -109,7 +95,7 @@ def test_identical_nodes_share_a_single_probe(model, scripted):
     probes = facts.sessions[0].of(QNN).probes
     assert set(probes) == {"b", "c"} and probes["b"].variants == probes["c"].variants
     found = {trial.change for trial in probes["b"].variants if trial.outcome == "supported"}
-    assert "without alpha=2" in found and chain == (WANTED, FALLBACK)
+    assert "without alpha=2" in found and chain == (PREFERRED, FALLBACK)
     assert sum("Elu" in tried for tried in scripted.tried) == len(probes["b"].variants)
 
 
@@ -129,7 +115,7 @@ def test_each_skipped_provider_is_probed(model, scripted):
     (session,) = before.sessions
     assigned = tuple(replace(node, provider=WEBGPU) if node.name == "c" else node for node in session.assigned)
     facts, _ = probed(
-        replace(before, sessions=(replace(session, assigned=assigned),)), (WANTED, second, FALLBACK), model=model
+        replace(before, sessions=(replace(session, assigned=assigned),)), (PREFERRED, second, FALLBACK), model=model
     )
     (session,) = facts.sessions
     assert set(session.of(QNN).probes) == {"b", "c"} and set(session.of(WEBGPU).probes) == {"b"}
@@ -139,7 +125,9 @@ def test_each_skipped_provider_is_probed(model, scripted):
 @pytest.mark.parametrize("case", ["no time", "the cpu is wanted", "nothing fell back", "the device is missing"])
 def test_no_probes_without_time_fallback_or_missing_provider(model, scripted, case):
     facts = facts_of(model, "" if case == "nothing fell back" else "b")
-    chain = {"the cpu is wanted": (FALLBACK,), "the device is missing": (GONE, FALLBACK)}.get(case, (WANTED, FALLBACK))
+    chain = {"the cpu is wanted": (FALLBACK,), "the device is missing": (GONE, FALLBACK)}.get(
+        case, (PREFERRED, FALLBACK)
+    )
     seconds = 0.0 if case == "no time" else 60.0
     assert probed(facts, chain, seconds, model) == (facts, chain) and scripted.tried == []
 
@@ -161,9 +149,9 @@ def test_interrupted_probing_saves_completed_outcomes(model, scripted, monkeypat
     monkeypatch.setattr(engine, "cache_for", lambda _: Cache(tmp_path / "answers.json"))
     monkeypatch.setattr(scripted, "try_all", interrupted)
     facts = facts_of(model, "b")
-    after, chain = with_probes(facts, (WANTED, FALLBACK), {"m.onnx": model}, {"m.onnx": SIZES}, 60.0)
+    after, chain = with_probes(facts, (PREFERRED, FALLBACK), {"m.onnx": model}, {"m.onnx": SIZES}, 60.0)
     assert Cache(tmp_path / "answers.json").get("node:a") == Placement("supported", "", cached=True)
-    assert chain == (WANTED, FALLBACK) and after.sessions == facts.sessions
+    assert chain == (PREFERRED, FALLBACK) and after.sessions == facts.sessions
     assert after.interruptions == ("experiments",) and "were interrupted" in after.notes[-1]
 
 
@@ -172,13 +160,10 @@ def test_full_disk_skips_probing_and_preserves_report(model, scripted, monkeypat
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(scripted, "try_all", full)
-    after, _ = with_probes(facts_of(model, "b"), (WANTED, FALLBACK), {"m.onnx": model}, {"m.onnx": SIZES}, 60.0)
+    after, _ = with_probes(facts_of(model, "b"), (PREFERRED, FALLBACK), {"m.onnx": model}, {"m.onnx": SIZES}, 60.0)
     assert after.probing is None and "No space left on device" in after.notes[-1]
     error = ChainError("m.onnx: not all on qnn", path=model.path, chain=(FAILED,))
     assert explain_refusal(error, model, SIZES, 60.0) is error
-
-
-# --- graphs that a provider does not open --------------------------------------------------------------------------
 
 
 def test_rejected_graph_is_bisected_and_rejected_node_is_probed(model):
@@ -223,7 +208,7 @@ def test_chain_error_includes_causes_of_all_providers_and_rejected_subgraph(mode
 
 def test_chain_error_names_cause_for_each_node(model):
     facts = facts_of(model, "b").sessions[0]
-    error = ChainError("m.onnx: not all on qnn", path=model.path, chain=(WANTED,), facts=facts)
+    error = ChainError("m.onnx: not all on qnn", path=model.path, chain=(PREFERRED,), facts=facts)
     told = probe_refusal(error, model, SIZES, 60.0)
     assert {node.refusals[0].reason for node in told.nodes} == {"attribute_unsupported"}
     assert all("without alpha=2" in node.refusals[0].evidence for node in told.nodes)
