@@ -159,7 +159,7 @@ def test_interrupted_run_is_not_counted_in_next_generation(model, monkeypatch, d
     assert [phase.observed_runs for phase in report.phases] == [1, done - 1]
     tokens_per_run = [phase.cost.tokens_per_run for phase in report.phases]
     assert tokens_per_run == [len(PROMPT), None if done == 1 else 1]
-    assert not any(step.observed for step in model.engine.runner.steps)
+    assert not any(step.observed for step in model.engine.runner.recorder.steps)
     assert all(check.passed for check in report.checks)
 
 

@@ -19,9 +19,9 @@ from partita.errors import GenerationError, PartitaError, ProviderError
 from partita.foreign.folder import NO_CHOICE, Choice
 from partita.library.api import QUIET, Audience
 from partita.library.chain import Target
-from partita.library.engine.base import CLOSED, Engine, OpenedPackage, PrefixSaved, ReportRequest, Restarts
+from partita.library.engine.base import CLOSED, Engine, OpenedPackage, PrefixSaved, ReportFacts, ReportRequest, Restarts
 from partita.library.engine.jobs import CRASHES, AudienceEvents, crash_error, foreign
-from partita.library.engine.requests import RequestOutput, Ticket, notify_listeners
+from partita.library.engine.requests import NO_OUTPUT, RequestOutput, Ticket, notify_listeners
 from partita.library.engine.worker_loop import Update
 from partita.options.generation import BatchOptions
 from partita.package.folder import Manifest
@@ -166,10 +166,15 @@ class RemoteEngine(Engine):
 
     # --- the package --------------------------------------------------------------------------------------------------
 
+    def report_facts(self, request: ReportRequest) -> ReportFacts:
+        """The data of the report, from the worker."""
+        found: ReportFacts = self._call("report_facts", request)
+        return found
+
     def report(self, request: ReportRequest) -> Report:
         """The partition report of the steps since `open`; if the worker has ended, the last report."""
         if self._worker_error is None or self._reported is None:
-            self._reported = self._make_report(*self._call("report_facts", request))
+            self._reported = super().report(request)
         return self._reported
 
     def save_prefix(self, prefix: PrefixContent, file: str, prefill_chunk: int | None = None) -> PrefixSaved:
@@ -232,17 +237,11 @@ class RemoteEngine(Engine):
             ticket = requests.get(number)
             if ticket is None:
                 continue
-            if tokens:
-                ticket.tokens += tokens
-                if ticket.first_token is None:
-                    ticket.first_token = time.perf_counter()
-            if text:
-                ticket.pieces.append(text)
+            error, ended = None, None
             if end is not None:
-                ticket.finish, ticket.state = finish, "finished"
-                ticket.error, ticket.ended, ticket.copied_tokens = end
+                error, ended, ticket.copied_tokens = end
                 del requests[number]
-            pieces.append((ticket, RequestOutput(text, tokens, logprobs, finish)))
+            pieces.append((ticket, ticket.add(RequestOutput(text, tokens, logprobs, finish), error, ended)))
         try:
             notify_listeners(pieces)
         finally:
@@ -306,9 +305,8 @@ class RemoteEngine(Engine):
         """End requests with an error."""
         for ticket in tickets:
             self._requests.pop(ticket.number, None)
-            ticket.state, ticket.error, ticket.ended = "finished", error, time.perf_counter()
-            ticket.finish = "error"
-        notify_listeners([(ticket, RequestOutput("", (), (), "error")) for ticket in tickets])
+        ended = NO_OUTPUT._replace(finish_reason="error")
+        notify_listeners([(ticket, ticket.add(ended, error)) for ticket in tickets])
 
 
 class _Inbox:

@@ -382,7 +382,7 @@ def place_package(folder: Path, opening: OpenOptions, manifest: Manifest | None 
     ) as runner:
         error = run_package(runner, opening.runs)
         release_frames(error)
-        facts = run_facts(runner, notes=run_notes(len(runner.steps), 2 * opening.runs, error))
+        facts = run_facts(runner, notes=run_notes(len(runner.recorder.steps), 2 * opening.runs, error))
         facts = with_graphs(facts, [entry.session for entry in runner.graphs], error)
         interruptions: tuple[Interruption, ...] = ("runs",) if isinstance(error, RunInterruptedError) else ()
         # The dummy tokens are not a result.

@@ -73,8 +73,8 @@ def test_joining_prompt_is_prefilled_separately_in_chunks(open_runner, reference
         steps(2)
     steps(1000)
     assert found == [reference(prompt, 20) for prompt in (PROMPTS[1], PROMPTS[2], PROMPTS[0])]
-    assert [step.row_tokens for step in runner.steps if step.phase == "prefill"] == [7, 3, 8, 8, 4]
-    assert [step.row_tokens for step in runner.steps][:3] == [7, 1, 1], "a step of one row, and not of three"
+    assert [step.row_tokens for step in runner.recorder.steps if step.phase == "prefill"] == [7, 3, 8, 8, 4]
+    assert [step.row_tokens for step in runner.recorder.steps][:3] == [7, 1, 1], "a step of one row, and not of three"
 
 
 def test_steps_record_phase_and_token_count(open_runner):

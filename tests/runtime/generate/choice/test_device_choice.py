@@ -140,7 +140,8 @@ def logits_of(device: Device) -> tuple[Logits, OnDevice, DeviceChoice]:
     choice = device.choice()
     choice.check()
     made, held = OnDevice(SHAPE), host_buffer(SHAPE, "float32")
-    return Logits(BoundInput(held, held.host), cast(Buffer, made), choice), made, choice
+    logits = Logits(BoundInput(held, held.host), cast(Buffer, made), choice, "model.onnx", 0, {0: 0})
+    return logits, made, choice
 
 
 @pytest.mark.usefixtures("fast")
@@ -160,7 +161,7 @@ def test_single_selection_serves_all_rows_until_logits_are_copied():
                 assert np.array_equal(found[1], made.held[row, 0][found[0]])
         assert (made.copies, logits.copied_bytes) == (0, BATCH * ROW_BYTES)
     assert device.runs == runs + 3
-    assert np.array_equal(logits.row(1, 0), made.held[1, 0]) and np.array_equal(logits.row(0, 0), made.held[0, 0])
+    assert np.array_equal(logits(1, 0), made.held[1, 0]) and np.array_equal(logits(0, 0), made.held[0, 0])
     assert (made.copies, logits.copied_bytes) == (1, BATCH * ROW_BYTES + made.size_bytes)
     assert logits.largest(0, 0, 1) is None, "they are on the host"
 
@@ -173,7 +174,7 @@ def test_failing_device_falls_back_to_host_with_reason():
     device.way = failing
     for _ in range(2):
         logits.ran()
-        assert logits.largest(0, 0, 1) is None and logits.row(0, 0).argmax() == 7
+        assert logits.largest(0, 0, 1) is None and logits(0, 0).argmax() == 7
     assert (choice.is_used, choice.failure) == (False, "out of memory")
 
 
