@@ -65,9 +65,7 @@ class Drafters:
         self._lengths: dict[PathText | None, DraftLengths] = {}
         self._drafts: dict[PathText, Runner] = {}
 
-    def drafting(
-        self, runner: Runner, options: SpeculationOptions
-    ) -> tuple[Drafter | None, DraftLengths | None]:
+    def drafting(self, runner: Runner, options: SpeculationOptions) -> tuple[Drafter | None, DraftLengths | None]:
         """The drafter of requests and its control; None and None without speculative decoding.
 
         Raises UsageError when the package cannot verify draft tokens or the draft package cannot be used; PackageError,

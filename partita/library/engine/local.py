@@ -152,7 +152,7 @@ class LocalEngine(Engine):
     def wait(self, seconds: float | None = None) -> bool:
         """Block until `step` has work, for at most `seconds`; return whether it has."""
         with self._changed:
-            return self._changed.wait_for(self._has_work, seconds)
+            return bool(self._changed.wait_for(lambda: self.running or self._queue, seconds))
 
     # --- the thread that steps ----------------------------------------------------------------------------------------
 
@@ -295,11 +295,6 @@ class LocalEngine(Engine):
             shapes = self.runner.cache.row_shapes(len(read_content(file).tokens))
             self._prefixes = {(file, adapter): read_prefix(file, self._identity(adapter), adapter, shapes)}
         return self._prefixes[file, adapter]
-
-    def _has_work(self) -> bool:
-        listed = [*self._queue, *filter(None, self._rows)]
-        ending = any(ticket.cancelled and ticket.state != "finished" for ticket in listed)
-        return ending or self.running > 0 or bool(self._queue)
 
     def _can_begin(self) -> bool:
         """Whether a row is free, and the first waiting request is independent of running requests.

@@ -142,7 +142,7 @@ class RemoteEngine(Engine):
         """Process the next updates of the worker, and pass requests their pieces. False if no request is open."""
         self.check_process()
         with self._stepping:
-            events = self._inbox.events
+            events, failed = self._inbox.events, self._failed
             if events or (self._worker_error is None and self._requests):
                 self._handle(self._inbox.get())
                 for _ in range(len(events)):
@@ -151,11 +151,11 @@ class RemoteEngine(Engine):
                 return False
             elif self._restarting is not None:
                 raise self._ended_error()
-            elif self.restarts is not None and self._may_restart:
+            elif self.restarts is not None and (failed is None or time.monotonic() - failed[1] >= RETRY_SECONDS):
                 # Also without a request: a load balancer sends none to a server that is down.
                 self._restart(self.restarts)
             elif self._requests:
-                self._end([*self._requests.values()], self._ended_error() if self._failed is None else self._failed[0])
+                self._end([*self._requests.values()], self._ended_error() if failed is None else failed[0])
             else:
                 return False
             return True
@@ -237,11 +237,11 @@ class RemoteEngine(Engine):
             ticket = requests.get(number)
             if ticket is None:
                 continue
-            error, ended = None, None
+            failure, ended = None, None
             if end is not None:
-                error, ended, ticket.copied_tokens = end
+                failure, ended, ticket.copied_tokens = end
                 del requests[number]
-            pieces.append((ticket, ticket.add(RequestOutput(text, tokens, logprobs, finish), error, ended)))
+            pieces.append((ticket, ticket.add(RequestOutput(text, tokens, logprobs, finish), failure, ended)))
         try:
             notify_listeners(pieces)
         finally:
@@ -264,11 +264,6 @@ class RemoteEngine(Engine):
             f"{names}: the worker process {ended} during {during}: it {lost.summary}",
             remedy=replace(LOAD_AGAIN, alternative=otherwise),
         )
-
-    @property
-    def _may_restart(self) -> bool:
-        """Whether the last attempt to restart the worker, if there was one, is long enough ago."""
-        return self._failed is None or time.monotonic() - self._failed[1] >= RETRY_SECONDS
 
     def _restart(self, restarts: Restarts) -> None:
         """Restart the worker, check it, and send it the waiting requests. If that fails, `step` ends them."""

@@ -63,6 +63,7 @@ class RequestOutput(NamedTuple):
 
 NO_OUTPUT = RequestOutput("", (), (), None)
 
+
 @dataclass(frozen=True, slots=True)
 class CompletionResult:
     """The answer to one prompt, complete or not."""
@@ -121,14 +122,17 @@ class Ticket:
         return "".join(self.pieces)
 
     @property
+    def prefilled_tokens(self) -> int:
+        """Prompt tokens that were not in the prefix cache."""
+        return len(self.work.prompt) - self.copied_tokens
+
+    @property
     def result(self) -> CompletionResult:
         """The answer so far."""
         reason: Any = self.finish
         return CompletionResult(self.text, tuple(self.tokens), len(self.work.prompt), reason, self.work.sampling)
 
-    def add(
-        self, piece: RequestOutput, error: PartitaError | None = None, ended: float | None = None
-    ) -> RequestOutput:
+    def add(self, piece: RequestOutput, error: PartitaError | None = None, ended: float | None = None) -> RequestOutput:
         """Add the output of a step; with a finish reason, it has ended with this error, at this time (None: now)."""
         if piece.tokens:
             self.tokens += piece.tokens

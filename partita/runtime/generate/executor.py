@@ -31,7 +31,7 @@ class Runner:
         self.folder, self.contract, self.graphs, self.memory = folder, manifest.graph, graphs, memory
         contract = self.contract
         self.recorder = Recorder()
-        self._adapters = Adapters(folder, manifest)
+        self.adapters = Adapters(folder, manifest)
         self._by_phase = {phase: entry for entry in reversed(graphs) for phase in entry.phases}
         decode = self.graph("decode")
         self.resolutions = graphs[-1].session.resolutions
@@ -86,16 +86,11 @@ class Runner:
         Cached tokens keep the values of their earlier adapter. Raises UsageError for an unknown name, PackageError for
         a damaged file.
         """
-        changed = self._adapters.use(names if len(names) > 1 else names * self.contract.batch_size)
+        changed = self.adapters.use(names if len(names) > 1 else names * self.contract.batch_size)
         for place, graph in [*self._bound.items()] if any(changed) else ():
             if any(changed[slice(*graph.span or (None,))]):  # a bound input stays bound
                 self._release(graph)
                 del self._bound[place]
-
-    @property
-    def adapter_names(self) -> Sequence[str | None]:
-        """[B]: the adapter of each row."""
-        return self._adapters.names
 
     @functools.cached_property
     def can_remove_last(self) -> bool:
@@ -135,7 +130,7 @@ class Runner:
                 phase=name,
                 new_tokens=new_tokens,
                 rows=rows,
-                adapter_values=self._adapters.inputs(entry.graph, entry.model.inputs, span),
+                adapter_values=self.adapters.inputs(entry.graph, entry.model.inputs, span),
                 span=span,
                 choice=self.choice if entry is self.graph("decode") else None,
             )

@@ -67,7 +67,7 @@ class GenerationLoop:
     def __post_init__(self) -> None:
         runner = self.runner
         self.rows = [None] * runner.rows
-        self.adapter = runner.adapter_names[0]
+        self.adapter = runner.adapters.names[0]
         """The adapter of requests without one."""
         runner.cache.prepare()
         self.tokens = NextTokens(runner.cache)

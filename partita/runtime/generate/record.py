@@ -92,7 +92,7 @@ class Window:
 
 
 def session_facts(session: Session, chain: Sequence[Resolution], **others: Any) -> SessionFacts:
-    """Facts of one session. `chain`: as the user gave it. `others`: fields of `SessionFacts` about its file and runs."""
+    """Facts of one session. `chain`: as the user gave it. `others`: the other fields of `SessionFacts`."""
     providers = {
         entry.provider.ort_name: ProviderFacts(
             patterns=entry.provider.node_patterns, budget=entry.budget, kernels=entry.provider.kernels
@@ -180,7 +180,7 @@ class Recorder:
         self._rows: set[int] = set()
         """Rows that had a request."""
 
-    
+    @property
     def prompt_tokens(self) -> int:
         """Total prompt tokens if requests take turns, else those of the longest prompt."""
         return self._total if self.takes_turns else self.longest

@@ -94,7 +94,7 @@ def _graph_facts(runner: Runner, entry: LoadedGraph) -> SessionFacts:
         session,
         session.resolutions,
         graph=entry.model.nodes,
-        inner=entry.model.subgraph_nodes,
+        subgraph_nodes=entry.model.subgraph_nodes,
         file=entry.graph.file,
         phases=entry.phases,
         ports=_port_facts(entry, runner.last_bound(entry.phases[-1]), session.required_memory),

@@ -152,7 +152,7 @@ def place_model(model: OnnxModel, shapes: Mapping[str, Shape], opening: OpenOpti
             session,
             session.resolutions,
             graph=model.nodes,
-            inner=model.subgraph_nodes,
+            subgraph_nodes=model.subgraph_nodes,
             file=model.path.name,
             phases=(PHASE,),
             ports=ports,

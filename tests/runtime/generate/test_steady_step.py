@@ -84,7 +84,9 @@ class Both:
                 script(engine)
             except GenerationError as error:
                 raised = str(error)
-            untimed = [step._replace(run_seconds=0, overhead_seconds=0, draft_seconds=0) for step in runner.recorder.steps]
+            untimed = [
+                step._replace(run_seconds=0, overhead_seconds=0, draft_seconds=0) for step in runner.recorder.steps
+            ]
             cache = runner.cache
             values = [np.array(buffer.values()) for buffer in cache.buffers]
             return [

@@ -108,14 +108,6 @@ def test_stop_token_ends_only_its_row(open_runner, reference):
         assert steps[-1].finish[index] == ("stop" if stop in tokens else "length")
 
 
-@pytest.mark.parametrize("kind", ["gqa", "onnx24", "static pair"])
-def test_full_cache_ends_row_after_last_token_in_cache(open_runner, reference, kind):
-    runner = open_runner(**KINDS[kind])
-    steps = run(runner, [PROMPTS[0]], new=1000)
-    assert row(steps) == reference(PROMPTS[0], runner.contract.max_length - len(PROMPTS[0]))
-    assert steps[-1].finish == ("cache_full",)
-
-
 def test_full_row_does_not_change_other_rows(open_runner, reference):
     runner = open_runner(attention="onnx24", batch_size=3)
     long = random_prompt(7, runner.contract.max_length - 2)

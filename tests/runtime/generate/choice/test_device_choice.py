@@ -18,30 +18,12 @@ from partita.runtime.generate.choice.sampling import MOST_DRAWN, largest
 from partita.runtime.generate.feeds import BoundInput
 from partita.runtime.ort.buffers import Buffer, host_buffer
 from partita.runtime.ort.session import NativeFailureError, Session
+from tests.runtime.generate.device_memory import OnDevice
 
 BATCH, VOCAB = 2, 5000
 SHAPE = (BATCH, 1, VOCAB)
 PORT = Port(name="logits", role="logits", shape=SHAPE, dtype="float32")
 ROW_BYTES = SELECTED * (8 + 4) + 4
-
-
-class OnDevice:
-    """Memory that only copies reach; `copies` counts those to the host."""
-
-    memory = "Device"
-
-    def __init__(self, shape: tuple[int, ...], dtype: str = "float32") -> None:
-        self.dtype, self.held, self.copies = dtype, np.zeros(shape, dtype), 0
-        self.value = SimpleNamespace(shape=lambda: list(shape))
-        self.size_bytes = self.held.nbytes
-
-    def write(self, buffer: Buffer) -> None:
-        self.held[...] = buffer.host
-
-    def copy(self, buffer: Buffer) -> Any:
-        self.copies += 1
-        buffer.host[...] = self.held
-        return buffer.host
 
 
 def last_of_equals(run, values):
