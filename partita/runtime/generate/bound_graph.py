@@ -190,7 +190,7 @@ class BoundGraph:
             window.close()  # the profile would contain a run without a record
             raise
         except BaseException:
-            window.cut_short(self.phase, self.new_tokens, rows)
+            window.after_run(self.phase, self.new_tokens, rows, cut_short=True)
             raise
         return seconds
 

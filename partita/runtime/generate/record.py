@@ -50,21 +50,20 @@ class Window:
         """Begin a generation: earlier runs belong to earlier generations."""
         self._earlier = len(self._runs)
 
-    def after_run(self, phase: str, new_tokens: int, rows: int | None = None) -> None:
-        """Count a profiled run, and close the window when every phase has its runs. `rows`: None for all rows."""
+    def after_run(self, phase: str, new_tokens: int, rows: int | None = None, *, cut_short: bool = False) -> None:
+        """Count a profiled run, and close the window when every phase has its runs. `rows`: None for all rows.
+
+        `cut_short`: close it after Ctrl-C during the run; the profile contains the run completely or not at all.
+        """
+        if not self.open:
+            return
         self._runs.append((phase, new_tokens, rows))
-        if self.rehearses:
+        if self.rehearses and not cut_short:
             self._rehearsed = len(self._runs)
             return
         self._due[phase] -= 1
-        if max(self._due.values()) <= 0:
+        if cut_short or max(self._due.values()) <= 0:
             self.close()
-
-    def cut_short(self, phase: str, new_tokens: int, rows: int | None = None) -> None:
-        """Close the window after Ctrl-C during a run; the profile contains the run completely or not at all."""
-        if self.open:
-            self._runs.append((phase, new_tokens, rows))
-        self.close()
 
     def close(self) -> None:
         """Stop profiling and keep the profile. May be called repeatedly."""

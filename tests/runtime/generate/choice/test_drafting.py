@@ -152,11 +152,10 @@ def test_drafting_pauses_after_three_empty_drafts() -> None:
     for _ in range(3):
         control.count()
         control.record(0, 0.001, [])
-    counts = []
-    for _ in range(20):
-        counts.append(control.count())
+    tried = []
+    for step in range(20):
+        tried += [step] if control.count() else []
         control.record(0, 0.001, [])
-    tried = [step for step, count in enumerate(counts) if count]
     assert tried[1] - tried[0] == EMPTY_STEPS + 1, "once in nine steps"
 
 
