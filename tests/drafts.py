@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from partita.runtime.generate.choice.drafting import DraftLength, NgramDrafter
+from partita.runtime.generate.choice.drafting import DraftLength
 
 WRONG = 7
 """One of so many draft tokens is wrong."""
@@ -22,13 +22,12 @@ def always_draft(patch: pytest.MonkeyPatch, most: int = 5) -> None:
 def knowing(patch: pytest.MonkeyPatch, *texts: Sequence[int]) -> None:
     """N-gram lookup knows these texts, and is wrong at some places of them."""
 
-    class Knows(NgramDrafter):
-        def __call__(self, history: npt.NDArray[np.int64], most: int, /) -> list[int]:
-            begin = history.tolist()
-            for text in texts:
-                if list(text[: len(begin)]) == begin:
-                    places = range(len(begin), min(len(begin) + most, len(text)))
-                    return [text[place] ^ (place % WRONG == 0) for place in places]
-            return []
+    def drafter(history: npt.NDArray[np.int64], most: int) -> list[int]:
+        begin = history.tolist()
+        for text in texts:
+            if list(text[: len(begin)]) == begin:
+                places = range(len(begin), min(len(begin) + most, len(text)))
+                return [text[place] ^ (place % WRONG == 0) for place in places]
+        return []
 
-    patch.setattr("partita.library.engine.drafters.NgramDrafter", Knows)
+    patch.setattr("partita.library.engine.drafters.ngram_draft", drafter)

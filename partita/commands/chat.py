@@ -174,12 +174,13 @@ class Session:
     def _figures(self, ticket: Ticket) -> str:
         """A line about a completion: duration, speed and used cache."""
         count, reason = len(ticket.result.tokens), ticket.result.finish_reason
-        parts = [f"{self.conversation.read_tokens} tokens prefilled"]
+        parts = [f"{ticket.prefilled_tokens} tokens prefilled"]
         if ticket.first_token is not None and ticket.ended is not None:
             parts.append(f"first token after {(ticket.first_token - ticket.submitted) * 1e3:.0f} ms")
             few, seconds = f" ({TOO_FEW})" if count <= FEW_STEPS else "", ticket.ended - ticket.first_token
             parts.append(f"{(count - 1) / seconds:.1f} tokens/s{few}" if count > 1 and seconds else "1 token")
-        parts.append(f"cache: {self.conversation.tokens} of {self.conversation.max_length} tokens")
+        length = self.engine.manifest.graph.max_length
+        parts.append(f"cache: {len(ticket.work.prompt) + count} of {length} tokens")
         if reason == "interrupted":
             parts.append("interrupted by Ctrl-C")
         if reason == "cache_full":

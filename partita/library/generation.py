@@ -285,23 +285,6 @@ class Conversation:
         self._ticket: Ticket | None = None
         """The request of the last turn."""
 
-    @property
-    def read_tokens(self) -> int:
-        """Number of tokens that the last turn prefilled."""
-        ticket = self._ticket
-        return 0 if ticket is None else len(ticket.work.prompt) - ticket.copied_tokens
-
-    @property
-    def tokens(self) -> int:
-        """Number of tokens of the conversation."""
-        ticket = self._ticket
-        return 0 if ticket is None else len(ticket.work.prompt) + len(ticket.tokens)
-
-    @property
-    def max_length(self) -> int:
-        """Maximum number of tokens of a conversation."""
-        return self._engine.manifest.graph.max_length
-
     def ask(self, message: str) -> Ticket:
         """Begin the answer to a user message; `finish` steps to its end.
 

@@ -150,7 +150,7 @@ def test_chat_command_starts_with_system_prefix(package, long, tmp_path, capsys,
 
     def told(conversation: Conversation) -> Any:
         ticket = finish(conversation)
-        found.append(conversation.read_tokens)
+        found.append(ticket.prefilled_tokens)
         return ticket
 
     monkeypatch.setattr(Conversation, "finish", told)

@@ -87,7 +87,7 @@ def test_every_turn_matches_full_prefill_of_conversation(talk, states, batch, fo
     for message in ("7 8", "9", "1 2 3"):
         wanted = conversation._text.encode_messages([*conversation.messages, {"role": "user", "content": message}])
         assert turn(conversation, message) == known_tokens(wanted, 3, states)
-        read.append((conversation.read_tokens, len(wanted)))
+        read.append((conversation._ticket.prefilled_tokens, len(wanted)))
     changed = 3 + 1 if forgets else 0  # the answer without its first word, read once more
     assert read[0][0] == read[0][1]
     assert all(taken <= len([39, END, 62, 1, 2, 3, END, 63]) + changed for taken, _ in read[1:])
@@ -125,7 +125,7 @@ def test_interrupted_response_is_part_of_conversation(talk):
     wanted = conversation._text.encode_messages([*conversation.messages, {"role": "user", "content": "9"}])
     conversation.ask("9")
     tokens = list(conversation.finish().result.tokens)
-    assert conversation.read_tokens <= 6, "the cache is good"
+    assert conversation._ticket.prefilled_tokens <= 6, "the cache is good"
     assert tokens == known_tokens(wanted, len(tokens), ("key",)) and tokens
 
 

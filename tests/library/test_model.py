@@ -54,11 +54,7 @@ def test_steps_add_up_to_completion(model):
     assert "".join(step.text for step in steps) == generation.text == generation.texts[0]
     (answer,) = generation.results
     assert answer.tokens == tuple(token for step in steps for token in step.tokens[0]) and len(answer.tokens) == N
-    assert (answer.finish_reason, generation.finish_reason, steps[-1].finish_reasons) == (
-        "length",
-        "length",
-        ("length",),
-    )
+    assert answer.finish_reason == generation.finish_reason == steps[-1].finish_reasons[0] == "length"
     assert 0 < generation.timings["decode_steps"] < N, "steps that were profiled do not count"
     assert answer.text == model.decode(answer.tokens)
 
@@ -159,7 +155,7 @@ def test_interrupted_run_is_not_counted_in_next_generation(model, monkeypatch, d
     assert [phase.observed_runs for phase in report.phases] == [1, done - 1]
     tokens_per_run = [phase.cost.tokens_per_run for phase in report.phases]
     assert tokens_per_run == [len(PROMPT), None if done == 1 else 1]
-    assert not any(step.observed for step in model.engine.runner.steps)
+    assert not any(step.observed for step in model.engine.runner.recorder.steps)
     assert all(check.passed for check in report.checks)
 
 
@@ -210,8 +206,6 @@ def test_ctrl_c_during_probes_propagates_and_report_without_probes_works(model, 
 
 
 def interrupted_experiments(facts, chain, *_: object):
-    from dataclasses import replace
-
     return replace(facts, interruptions=("experiments",)), chain
 
 
@@ -556,14 +550,14 @@ def test_tokenizer_exception_becomes_generation_error(model, monkeypatch):
 # What a run over a file goes on with: only with what gives the same answers, in folders of other exporters too
 
 
-def hash_of(folder: Path) -> str:
-    return contents_hash(folder, open_folder(folder))
-
-
 @pytest.mark.parametrize("foreign", [False, True])
 def test_contents_hash_depends_only_on_files_affecting_output(tmp_path: Path, foreign: bool) -> None:
     folder = folder_of(LOOKED_UP, tmp_path / "odd") if foreign else handmade(tmp_path / "package")
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 2}))
+
+    def hash_of(folder: Path) -> str:
+        return contents_hash(folder, open_folder(folder))
+
     seen = [hash_of(folder)]
     elsewhere = shutil.copytree(folder, tmp_path / "elsewhere")
     for path in elsewhere.rglob("*"):
@@ -571,19 +565,15 @@ def test_contents_hash_depends_only_on_files_affecting_output(tmp_path: Path, fo
     assert hash_of(elsewhere) == seen[0], "of a copy, on another machine say, it is the same"
     (folder / "notes.txt").write_text("no part of it")
     assert hash_of(folder) == seen[0]
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 3}))
-    seen.append(hash_of(folder))
-    (folder / "tokenizer.json").write_text("{}")
-    seen.append(hash_of(folder))
-    assert len(set(seen)) == 3
-
-
-def test_foreign_hash_detects_change_with_equal_size_and_time(tmp_path: Path) -> None:
-    """For example another folder copied over this folder."""
-    folder = folder_of(LOOKED_UP, tmp_path / "odd")
-    before, path = hash_of(folder), folder / "decoder.onnx"
-    stat, content = path.stat(), path.read_bytes()
-    assert content.count(b"memory_in_7") and content.count(b"memory_out_7")
-    path.write_bytes(content.replace(b"memory_in_7", b"memory_in_8").replace(b"memory_out_7", b"memory_out_8"))
-    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    assert path.stat().st_size == stat.st_size and hash_of(folder) != before
+    for name, content in (("generation_config.json", json.dumps({"eos_token_id": 3})), ("tokenizer.json", "{}")):
+        (folder / name).write_text(content)
+        seen.append(hash_of(folder))
+    if foreign:  # another folder is copied over it: the model has the same size and time
+        path = folder / "decoder.onnx"
+        stat, content = path.stat(), path.read_bytes()
+        assert content.count(b"memory_in_7") and content.count(b"memory_out_7")
+        path.write_bytes(content.replace(b"memory_in_7", b"memory_in_8").replace(b"memory_out_7", b"memory_out_8"))
+        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+        assert path.stat().st_size == stat.st_size
+        seen.append(hash_of(folder))
+    assert len(set(seen)) == len(seen) == 3 + foreign

@@ -10,6 +10,7 @@ import pytest
 
 from partita.errors import GenerationError
 from partita.runtime.generate.text import chat_templates
+from partita.runtime.generate.text.chat_templates import conversation
 from partita.runtime.generate.text.tokens import FullTokenizer, TooLongError, load_text
 from tests.conftest import DEMO_CHECKPOINT
 
@@ -30,7 +31,7 @@ def said(package_copy, template, prompt="Hello", system=None):
     folder = package_copy()
     (folder / "chat_template.jinja").write_text(template)
     text = load_text(folder)
-    return text.decode(text.encode_chat(prompt, system))
+    return text.decode(text.encode_messages(conversation(prompt, system)))
 
 
 @pytest.mark.parametrize("template", [STRINGS, PARTS])
@@ -88,18 +89,18 @@ def test_failing_template_is_stopped_and_next_render_succeeds(template, error, p
     )
     text = load_text(folder)
     with pytest.raises(GenerationError) as caught:
-        text.encode_chat("BOMB")
+        text.encode_messages(conversation("BOMB"))
     assert error in str(caught.value) and len(str(caught.value)) < 1000
-    assert text.decode(text.encode_chat("Hello")) == "user: Hello\nassistant: "
+    assert text.decode(text.encode_messages(conversation("Hello"))) == "user: Hello\nassistant: "
 
 
 def test_killed_render_process_is_restarted(package_copy):
     text = load_text(package_copy())
-    before = text.encode_chat("Hello")
+    before = text.encode_messages(conversation("Hello"))
     (child,) = [each for each in psutil.Process().children() if "chat_templates" in " ".join(each.cmdline())]
     child.kill()
     psutil.wait_procs([child], timeout=10)
-    assert text.encode_chat("Hello") == before
+    assert text.encode_messages(conversation("Hello")) == before
 
 
 def test_template_above_1_mebibyte_raises_generation_error(package_copy):
@@ -114,13 +115,13 @@ def test_too_long_rendered_conversation_raises_too_long_error(package_copy, monk
     text = load_text(folder)
     for said in ("Hello " * 10_000, "a" * (1 << 20) + "b"):
         with pytest.raises(TooLongError, match=r"the text is too long: it has 1,0\d\d,\d\d\d bytes"):
-            text.encode_chat(said)
+            text.encode_messages(conversation(said))
 
 
 def test_forked_process_has_its_own_render_process(package_copy):
     """Two processes that share a pipe would read the responses of each other."""
     text = load_text(package_copy())
-    text.encode_chat("Hello")
+    text.encode_messages(conversation("Hello"))
     mine = chat_templates.renderer(os.getpid())
     assert mine.worker is not None and chat_templates.renderer(os.getpid() + 1).worker is None
 
@@ -132,11 +133,11 @@ def test_plain_template_matches_transformers_without_loading_it(package_copy, mo
         full = FullTokenizer(source).native
         found = chat_templates.plain_template(source)
         assert found == (full.get_chat_template(), full.special_tokens_map) and found[1]["eos_token"]
-    expected = load_text(folder).encode_chat("Hello")
+    expected = load_text(folder).encode_messages(conversation("Hello"))
     with monkeypatch.context() as patch:
         patch.setattr("partita.runtime.generate.text.tokens.load_full", None)
         text = load_text(folder, "tokenizers")
-        assert text.encode_chat("Hello") == expected
+        assert text.encode_messages(conversation("Hello")) == expected
 
 
 @pytest.mark.parametrize(

@@ -121,5 +121,5 @@ def test_recomputed_prefill_starts_from_empty_states(opened, tmp_path):
 def test_run_package_supports_more_decode_steps_than_cache_length(opened, states):
     runner = opened(batch=2, states=states)
     assert run_package(runner, 60) is None
-    assert [step.phase for step in runner.steps].count("decode") == 60 > LENGTH
+    assert [step.phase for step in runner.recorder.steps].count("decode") == 60 > LENGTH
     assert all(count <= LENGTH for count in runner.cache.lengths)

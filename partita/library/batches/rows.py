@@ -21,7 +21,7 @@ from partita.options.fields import check_fields, describe_fields
 from partita.options.generation import GREEDY
 from partita.runtime.generate.choice.sampling import TokenLogprobs
 from partita.runtime.generate.prefix_file import PrefixContent, ids_after, prompt_after, system_of
-from partita.runtime.generate.text.chat_templates import OTHER_NAMES, Message
+from partita.runtime.generate.text.chat_templates import OTHER_NAMES, Message, conversation
 from partita.runtime.generate.text.stop_strings import check_stops
 from partita.runtime.generate.text.tokens import Text
 
@@ -118,7 +118,8 @@ def check_defaults(defaults: RowDefaults, text: Text | None) -> None:
     if text is None:
         ids_after(defaults.prefix, ())
     elif defaults.chat or defaults.system is not None:
-        text.encode_chat("1", defaults.system if defaults.prefix is None else system_of(defaults.prefix))
+        system = defaults.system if defaults.prefix is None else system_of(defaults.prefix)
+        text.encode_messages(conversation("1", system))
 
 
 def work_of(row: InputRow, defaults: RowDefaults, text: Text | None, vocab_size: int) -> Work:

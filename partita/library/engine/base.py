@@ -8,18 +8,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 from partita.check.requirements import Limits
 from partita.errors import GenerationError, PartitaError, UsageError
 from partita.library.chain import Target
 from partita.library.engine.requests import Listener, Ticket, Work, check_work
 from partita.library.run_report import make_report
-from partita.observations.facts import ProviderFacts, RunFacts
-from partita.observations.records import ChainEntry, Probing
+from partita.observations.facts import RunFacts
+from partita.observations.records import ChainEntry, Environment
 from partita.options.generation import BatchOptions
 from partita.package.folder import Manifest
 from partita.partition_reports.records import Report
+from partita.partition_reports.request_records import Request as Asked
 from partita.runtime.generate.prefix_file import PrefixContent
 from partita.runtime.generate.record import Step
 from partita.runtime.generate.text.tokens import Text, TextStream
@@ -87,15 +88,8 @@ class Restarts:
     """Called when the package is loaded again and no request is running; raises a PartitaError to reject it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Experiments:
-    """Experiments on nodes that fell back, for later reports."""
-
-    probing: Probing
-    providers: Mapping[str, Mapping[str, ProviderFacts]]
-    """Their outcomes, by file and provider."""
-    chain: tuple[ChainEntry, ...]
-    notes: tuple[str, ...]
+ReportFacts: TypeAlias = tuple[RunFacts, tuple[str, ...], tuple[ChainEntry, ...], Environment, Asked, Limits]
+"""Facts of a run, notes on its experiments, its chain, and the other arguments of `make_report`."""
 
 
 class Engine(ABC):
@@ -116,8 +110,9 @@ class Engine(ABC):
         self.lost_by: PartitaError | None = None
         """The error of a run that ended requests since `open`."""
         self._text: Text | None = None
-        self._experiments: Experiments | None = None
-        """The last experiments; they are made once."""
+        self._probed: tuple[RunFacts, tuple[ChainEntry, ...], tuple[str, ...]] | None = None
+        """Facts with the last experiments on nodes that fell back, the chain with the reasons that they found, and
+        notes. Experiments are made once."""
         self.restarts: Restarts | None = None
         """For a worker process: how to restart it; None: when it ends, its requests end with an error."""
         self.closed = False
@@ -210,26 +205,24 @@ class Engine(ABC):
         """End a cancelled request. Called by any thread."""
 
     @abstractmethod
+    def report_facts(self, request: ReportRequest) -> ReportFacts:
+        """The data of the report. Steps wait while it is collected, but not while the report is built."""
+
     def report(self, request: ReportRequest) -> Report:
-        """The partition report of the steps since `open`. Raises ReportError without steps."""
+        """The partition report of the steps since `open`, with the experiments of an earlier report if it has none.
 
-    def _make_report(
-        self, facts: RunFacts, probe_notes: tuple[str, ...], chain: tuple[ChainEntry, ...], *others: Any
-    ) -> Report:
-        """The report of these facts, with the experiments of an earlier report if there are none in them.
-
-        `probe_notes`: notes on the experiments. `chain`: with a reason for providers that experiments found to fail.
+        Raises ReportError without steps.
         """
-        earlier = self._experiments
+        facts, notes, chain, environment, asked, limits = self.report_facts(request)
         if facts.probing is not None:
-            providers = {session.file: session.providers for session in facts.sessions}
-            self._experiments = Experiments(facts.probing, providers, chain, probe_notes)
-        elif earlier is not None and _states(earlier.chain) == _states(chain):
-            sessions = tuple(replace(each, providers=earlier.providers[each.file]) for each in facts.sessions)
-            facts, chain = replace(facts, sessions=sessions, probing=earlier.probing), earlier.chain
-            probe_notes = (*probe_notes, *earlier.notes)
-        facts = replace(facts, notes=(*facts.notes, *probe_notes))
-        return make_report(self.folder, self.manifest, facts, chain, *others)
+            self._probed = facts, chain, notes
+        elif self._probed is not None and _states(self._probed[1]) == _states(chain):
+            probed, chain, earlier_notes = self._probed
+            providers = {session.file: session.providers for session in probed.sessions}
+            sessions = tuple(replace(each, providers=providers[each.file]) for each in facts.sessions)
+            facts, notes = replace(facts, sessions=sessions, probing=probed.probing), (*notes, *earlier_notes)
+        facts = replace(facts, notes=(*facts.notes, *notes))
+        return make_report(self.folder, self.manifest, facts, chain, environment, asked, limits)
 
     @abstractmethod
     def save_prefix(self, prefix: PrefixContent, file: str, prefill_chunk: int | None = None) -> PrefixSaved:

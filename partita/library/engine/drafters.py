@@ -2,25 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from itertools import takewhile
 from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
 
 from partita.errors import UsageError
 from partita.foreign.folder import NO_CHOICE, open_folder
 from partita.library.chain import Target
 from partita.options.fields import PathText
 from partita.options.generation import SpeculationOptions
+from partita.runtime.generate.bound_graph import SMALL_STEP_TOKENS
 from partita.runtime.generate.choice.drafting import (
     DraftLength,
     DraftLengths,
-    DraftModel,
-    NgramDrafter,
+    ngram_draft,
     no_draft_reason,
     no_speculation_reason,
 )
-from partita.runtime.generate.request import Drafter
+from partita.runtime.generate.choice.sampling import greedy
+from partita.runtime.generate.loop import GenerationLoop
+from partita.runtime.generate.request import Drafter, Request
 from partita.runtime.generate.runner import Runner, load_runner
+
+
+class DraftModel:
+    """A drafter that runs a smaller package, one row at a time; the prefix cache has most tokens of the row.
+
+    Raises ProviderError or ResourceError when its run fails.
+    """
+
+    def __init__(self, runner: Runner, vocab_size: int) -> None:
+        """`runner`: of the draft package, batch size 1. `vocab_size`: of the target model."""
+        self._loop, self._vocab_size = GenerationLoop(runner, shares=True), vocab_size
+
+    def __call__(self, history: npt.NDArray[np.int64], most: int, /) -> list[int]:
+        """At most `most` draft tokens after `history` [n]; 0 only prefills it."""
+        if len(history) > self._loop.runner.contract.max_length:
+            return []
+        request = Request(
+            history.tolist(),
+            greedy if most else None,
+            most,
+            continues_at=max(0, len(history) - SMALL_STEP_TOKENS),
+            any_logits=True,  # wrong draft tokens are rejected
+        )
+        row = self._loop.add_request(request)
+        tokens = [token for step in iter(self._loop.step, None) for token in step.tokens[row]]
+        self._loop.release_row(row)
+        return [*takewhile(lambda token: token < self._vocab_size, tokens)]
 
 
 class Drafters:
@@ -31,10 +62,8 @@ class Drafters:
         self._lengths: dict[PathText | None, DraftLengths] = {}
         self._drafts: dict[PathText, Runner] = {}
 
-    def drafting(
-        self, runner: Runner, options: SpeculationOptions
-    ) -> tuple[Callable[[], Drafter] | None, DraftLengths | None]:
-        """The drafter factory and its control; None and None without speculative decoding.
+    def drafting(self, runner: Runner, options: SpeculationOptions) -> tuple[Drafter | None, DraftLengths | None]:
+        """The drafter of requests and its control; None and None without speculative decoding.
 
         Raises UsageError when the package cannot verify draft tokens or the draft package cannot be used; PackageError,
         ProviderError and ResourceError when the draft package does not open.
@@ -48,10 +77,10 @@ class Drafters:
             raise UsageError(f"`{name}={value}`: {self._folder} cannot verify draft tokens: {reason}")
         control = self._lengths.setdefault(options.draft, DraftLengths(DraftLength))
         if options.draft is None:
-            return NgramDrafter, control
+            return ngram_draft, control
         if options.draft not in self._drafts:
             self._drafts[options.draft] = self._opened(options.draft)
-        return partial(DraftModel, self._drafts[options.draft], runner.contract.vocab_size), control
+        return DraftModel(self._drafts[options.draft], runner.contract.vocab_size), control
 
     def close(self) -> None:
         """Close the draft packages. May be called repeatedly."""

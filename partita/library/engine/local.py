@@ -18,7 +18,6 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from partita.check.requirements import Limits
 from partita.errors import (
     GenerationError,
     PackageError,
@@ -31,16 +30,21 @@ from partita.errors import (
 from partita.foreign.folder import NO_CHOICE, Choice
 from partita.library.api import QUIET, Audience
 from partita.library.chain import Target
-from partita.library.engine.base import BUSY, CLOSED, Engine, OpenedPackage, PrefixSaved, ReportRequest
+from partita.library.engine.base import (
+    BUSY,
+    CLOSED,
+    Engine,
+    OpenedPackage,
+    PrefixSaved,
+    ReportFacts,
+    ReportRequest,
+)
 from partita.library.engine.drafters import Drafters
-from partita.library.engine.requests import RequestOutput, Ticket, Work, notify_listeners, speculation_fact
+from partita.library.engine.requests import NO_OUTPUT, RequestOutput, Ticket, Work, notify_listeners, speculation_fact
 from partita.library.place.probing import REFUSAL_SECONDS, probe_package, refusals_explained
 from partita.library.run_report import option_texts
-from partita.observations.facts import RunFacts
-from partita.observations.records import ChainEntry, Environment
 from partita.options.generation import BatchOptions
 from partita.package.folder import Manifest
-from partita.partition_reports.records import Report
 from partita.partition_reports.request_records import Request as Asked
 from partita.runtime.chain.open_chain import chain_entry, idle_providers
 from partita.runtime.chain.pins import parse_pins
@@ -145,7 +149,7 @@ class LocalEngine(Engine):
     def wait(self, seconds: float | None = None) -> bool:
         """Block until `step` has work, for at most `seconds`; return whether it has."""
         with self._changed:
-            return self._changed.wait_for(self._has_work, seconds)
+            return bool(self._changed.wait_for(lambda: self.running or self._queue, seconds))
 
     # --- the thread that steps ----------------------------------------------------------------------------------------
 
@@ -213,26 +217,20 @@ class LocalEngine(Engine):
 
     # --- the package --------------------------------------------------------------------------------------------------
 
-    def report(self, request: ReportRequest) -> Report:
-        """The partition report of the steps since `open`. Raises ReportError without steps."""
-        return self._make_report(*self.report_facts(request))
-
-    def report_facts(
-        self, request: ReportRequest
-    ) -> tuple[RunFacts, tuple[str, ...], tuple[ChainEntry, ...], Environment, Asked, Limits]:
-        """The data of the report. Steps wait while it is collected, but not while the report is built."""
+    def report_facts(self, request: ReportRequest) -> ReportFacts:
+        """The data of the report; see `Engine.report_facts`."""
         with self._stepping:
             last, runner = self._recorded, self.runner
-            if last is None or not runner.steps:
+            if last is None or not runner.recorder.steps:
                 missing = "nothing has been generated yet" if last is None else "no request has been answered yet"
                 raise ReportError(f"nothing to report: {missing}")
-            facts = run_facts(
-                runner,
+            facts = run_facts(runner, request.notes)
+            facts = replace(
+                facts,
                 speculation=speculation_fact(last),
-                finish_reason=request.finish_reason,
+                finish_reason=request.finish_reason or facts.finish_reason,
                 finish_detail=request.finish_detail,
                 tokenizer_load_seconds=request.tokenizer_load_seconds,
-                notes=request.notes,
             )
             if request.complete:
                 facts = with_optimised(facts, [entry.session for entry in runner.graphs])
@@ -281,7 +279,7 @@ class LocalEngine(Engine):
         self.runner.use_adapters(options.adapter)
         chunk = _chunk_tokens(options)
         loop = GenerationLoop(self.runner, chunk, shares=True, patience=chunk, records=True)
-        loop.new_drafter, loop.control = self._drafters.drafting(self.runner, options)
+        loop.drafter, loop.control = self._drafters.drafting(self.runner, options)
         if prefix is not None:
             loop.prefixes.add(prefix)
         self.runner.begin()
@@ -292,14 +290,8 @@ class LocalEngine(Engine):
         """The prefix in a file for this adapter. Raises GenerationError for a prefix of another package."""
         if (file, adapter) not in self._prefixes:
             shapes = self.runner.cache.row_shapes(len(read_content(file).tokens))
-            found = read_prefix(file, self._identity(adapter), adapter, shapes)
-            self._prefixes = {(file, adapter): replace(found, adapter=adapter)}
+            self._prefixes = {(file, adapter): read_prefix(file, self._identity(adapter), adapter, shapes)}
         return self._prefixes[file, adapter]
-
-    def _has_work(self) -> bool:
-        listed = [*self._queue, *filter(None, self._rows)]
-        ending = any(ticket.cancelled and ticket.state != "finished" for ticket in listed)
-        return ending or self.running > 0 or bool(self._queue)
 
     def _can_begin(self) -> bool:
         """Whether a row is free, and the first waiting request is independent of running requests.
@@ -397,31 +389,26 @@ class LocalEngine(Engine):
                 if stream.stopped:
                     finish, tokens = "stop", tokens[:count]
                     break
-            if text:
-                ticket.pieces.append(text)
-        ticket.tokens += tokens
-        if tokens and ticket.first_token is None:
-            ticket.first_token = time.perf_counter()
         logprobs = step.logprobs[row][: len(tokens)] if step.logprobs else ()
         if finish is None:
-            return RequestOutput(text, tokens, logprobs, None) if tokens or text else None
+            return ticket.add(RequestOutput(text, tokens, logprobs, None)) if tokens or text else None
         wrong = step.errors[row] if step.errors else None
-        rest = self._over(ticket, finish, None if wrong is None else GenerationError(wrong)).text
-        return RequestOutput(text + rest, tokens, logprobs, finish)
+        error = None if wrong is None else GenerationError(wrong)
+        return self._over(ticket, finish, error, RequestOutput(text, tokens, logprobs, finish))
 
-    def _over(self, ticket: Ticket, reason: str, error: PartitaError | None = None) -> RequestOutput:
+    def _over(
+        self, ticket: Ticket, reason: str, error: PartitaError | None = None, last: RequestOutput = NO_OUTPUT
+    ) -> RequestOutput:
         """End a request and free its row; return its last piece, with the text that was held back."""
-        text, row = "", ticket.row
-        if ticket.stream is not None:
-            text, ticket.stream = ticket.stream.finish(), None
-            ticket.pieces.append(text)
-        ticket.state, ticket.finish, ticket.error, ticket.ended = "finished", reason, error, time.perf_counter()
+        row, stream, ticket.stream = ticket.row, ticket.stream, None
+        text = last.text if stream is None else last.text + stream.finish()
+        piece = ticket.add(last._replace(text=text, finish_reason=reason), error)
         if row is not None:
             ticket.row = self._rows[row] = None
             if self._loop is not None:
                 with suppress(PartitaError):  # the next step shows that the batch is lost
                     self._loop.release_row(row)
-        return RequestOutput(text, (), (), reason)
+        return piece
 
     def _lose(self, error: PartitaError | None) -> None:
         """Drop the batch and end all its running requests. A lack of memory names the largest settings that fit."""

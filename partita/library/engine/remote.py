@@ -19,9 +19,9 @@ from partita.errors import GenerationError, PartitaError, ProviderError
 from partita.foreign.folder import NO_CHOICE, Choice
 from partita.library.api import QUIET, Audience
 from partita.library.chain import Target
-from partita.library.engine.base import CLOSED, Engine, OpenedPackage, PrefixSaved, ReportRequest, Restarts
+from partita.library.engine.base import CLOSED, Engine, OpenedPackage, PrefixSaved, ReportFacts, ReportRequest, Restarts
 from partita.library.engine.jobs import CRASHES, AudienceEvents, crash_error, foreign
-from partita.library.engine.requests import RequestOutput, Ticket, notify_listeners
+from partita.library.engine.requests import NO_OUTPUT, RequestOutput, Ticket, notify_listeners
 from partita.library.engine.worker_loop import Update
 from partita.options.generation import BatchOptions
 from partita.package.folder import Manifest
@@ -142,7 +142,7 @@ class RemoteEngine(Engine):
         """Process the next updates of the worker, and pass requests their pieces. False if no request is open."""
         self.check_process()
         with self._stepping:
-            events = self._inbox.events
+            events, failed = self._inbox.events, self._failed
             if events or (self._worker_error is None and self._requests):
                 self._handle(self._inbox.get())
                 for _ in range(len(events)):
@@ -151,11 +151,11 @@ class RemoteEngine(Engine):
                 return False
             elif self._restarting is not None:
                 raise self._ended_error()
-            elif self.restarts is not None and self._may_restart:
+            elif self.restarts is not None and (failed is None or time.monotonic() - failed[1] >= RETRY_SECONDS):
                 # Also without a request: a load balancer sends none to a server that is down.
                 self._restart(self.restarts)
             elif self._requests:
-                self._end([*self._requests.values()], self._ended_error() if self._failed is None else self._failed[0])
+                self._end([*self._requests.values()], self._ended_error() if failed is None else failed[0])
             else:
                 return False
             return True
@@ -166,10 +166,15 @@ class RemoteEngine(Engine):
 
     # --- the package --------------------------------------------------------------------------------------------------
 
+    def report_facts(self, request: ReportRequest) -> ReportFacts:
+        """The data of the report, from the worker."""
+        found: ReportFacts = self._call("report_facts", request)
+        return found
+
     def report(self, request: ReportRequest) -> Report:
         """The partition report of the steps since `open`; if the worker has ended, the last report."""
         if self._worker_error is None or self._reported is None:
-            self._reported = self._make_report(*self._call("report_facts", request))
+            self._reported = super().report(request)
         return self._reported
 
     def save_prefix(self, prefix: PrefixContent, file: str, prefill_chunk: int | None = None) -> PrefixSaved:
@@ -232,17 +237,11 @@ class RemoteEngine(Engine):
             ticket = requests.get(number)
             if ticket is None:
                 continue
-            if tokens:
-                ticket.tokens += tokens
-                if ticket.first_token is None:
-                    ticket.first_token = time.perf_counter()
-            if text:
-                ticket.pieces.append(text)
+            failure, ended = None, None
             if end is not None:
-                ticket.finish, ticket.state = finish, "finished"
-                ticket.error, ticket.ended, ticket.copied_tokens = end
+                failure, ended, ticket.copied_tokens = end
                 del requests[number]
-            pieces.append((ticket, RequestOutput(text, tokens, logprobs, finish)))
+            pieces.append((ticket, ticket.add(RequestOutput(text, tokens, logprobs, finish), failure, ended)))
         try:
             notify_listeners(pieces)
         finally:
@@ -265,11 +264,6 @@ class RemoteEngine(Engine):
             f"{names}: the worker process {ended} during {during}: it {lost.summary}",
             remedy=replace(LOAD_AGAIN, alternative=otherwise),
         )
-
-    @property
-    def _may_restart(self) -> bool:
-        """Whether the last attempt to restart the worker, if there was one, is long enough ago."""
-        return self._failed is None or time.monotonic() - self._failed[1] >= RETRY_SECONDS
 
     def _restart(self, restarts: Restarts) -> None:
         """Restart the worker, check it, and send it the waiting requests. If that fails, `step` ends them."""
@@ -306,9 +300,8 @@ class RemoteEngine(Engine):
         """End requests with an error."""
         for ticket in tickets:
             self._requests.pop(ticket.number, None)
-            ticket.state, ticket.error, ticket.ended = "finished", error, time.perf_counter()
-            ticket.finish = "error"
-        notify_listeners([(ticket, RequestOutput("", (), (), "error")) for ticket in tickets])
+        ended = NO_OUTPUT._replace(finish_reason="error")
+        notify_listeners([(ticket, ticket.add(ended, error)) for ticket in tickets])
 
 
 class _Inbox:

@@ -61,6 +61,9 @@ class RequestOutput(NamedTuple):
     """Finish reason in the last piece (`stop`, `length`, `cache_full`, `interrupted` or `error`), else None."""
 
 
+NO_OUTPUT = RequestOutput("", (), (), None)
+
+
 @dataclass(frozen=True, slots=True)
 class CompletionResult:
     """The answer to one prompt, complete or not."""
@@ -119,10 +122,28 @@ class Ticket:
         return "".join(self.pieces)
 
     @property
+    def prefilled_tokens(self) -> int:
+        """Prompt tokens that were not in the prefix cache."""
+        return len(self.work.prompt) - self.copied_tokens
+
+    @property
     def result(self) -> CompletionResult:
         """The answer so far."""
         reason: Any = self.finish
         return CompletionResult(self.text, tuple(self.tokens), len(self.work.prompt), reason, self.work.sampling)
+
+    def add(self, piece: RequestOutput, error: PartitaError | None = None, ended: float | None = None) -> RequestOutput:
+        """Add the output of a step; with a finish reason, it has ended with this error, at this time (None: now)."""
+        if piece.tokens:
+            self.tokens += piece.tokens
+            if self.first_token is None:
+                self.first_token = time.perf_counter()
+        if piece.text:
+            self.pieces.append(piece.text)
+        if piece.finish_reason is not None:
+            self.state, self.finish, self.error = "finished", piece.finish_reason, error
+            self.ended = time.perf_counter() if ended is None else ended
+        return piece
 
     @property
     def longest(self) -> int:

@@ -306,4 +306,4 @@ def opened_facts(path: Path, session: Session, chain: Sequence[Resolution]) -> S
     They are of the model bytes rather than the file if both exist, because the bytes have a unique name for every node.
     """
     nodes, inner = nodes_of(session.opening.model or path.read_bytes())
-    return session_facts(session, chain, graph=nodes, inner=inner, file=path.name, phases=("decode",))
+    return session_facts(session, chain, graph=nodes, subgraph_nodes=inner, file=path.name, phases=("decode",))

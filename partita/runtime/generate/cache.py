@@ -41,19 +41,36 @@ UNBOUNDED_TOKENS = 1 << 40
 """More tokens than any row can have."""
 
 
+def moves(state: State) -> bool:
+    """Whether each step writes a state to another buffer than it reads."""
+    return state.growing_axis is not None or not state.in_place
+
+
 class StoredState:
-    """A state in one buffer, which a step reads as past and writes as present, unless a subclass differs.
+    """A state in one buffer, which a step reads as past and writes as present.
 
-    This class is a recurrent or convolution state: zero before a row's first token, and it cannot be rewound.
+    Keys and values: entries beyond a row's cursor are never read and are overwritten by its next tokens. In a sliding
+    window, the graph drops the oldest entries and moves the others up. While a row's tokens fit the window, entries are
+    placed as without one; after that, it cannot be rewound. Padding would displace entries. Source: ONNX Runtime's
+    ContribOperators.md, GroupQueryAttention, `sliding_window_cache`: after T tokens, the last L are in entries 0 .. L -
+    1, with min(T, window) <= L <= min(T, capacity). The capacity of Partita's packages is the window.
+
+    Recurrent and convolution states are zero before a row's first token, and cannot be rewound.
     """
-
-    padding_is_safe = False
-    """Whether entries beyond a row's cursor are never read."""
-    begins_zero = True
-    """Whether the state must be zero before a row's first token."""
 
     def __init__(self, state: State, session: Session, batch: int) -> None:
         self.state, self._session, self._batch = state, session, batch
+        has_entries = state.kind in KINDS and not moves(state)
+        self.padding_is_safe = has_entries and not state.rolling
+        """Whether entries beyond a row's cursor are never read."""
+        self.begins_zero = not has_entries
+        """Whether the state must be zero before a row's first token."""
+        self._axis = TOKENS_AXIS if has_entries else state.growing_axis
+        """Axis of the tokens; None without entries."""
+        self._rewindable = UNBOUNDED_TOKENS if has_entries else 0
+        """Maximum tokens of a row that can be rewound: no entry was dropped."""
+        if has_entries and state.rolling:
+            self._rewindable = min(state.window or 0, state.shape[TOKENS_AXIS])
         self.buffer = self._first_buffer()
         self._address, self._shares_address = self.buffer.address(), True
         """Address after the last observed run, and whether past and present had one address in each of them."""
@@ -66,8 +83,8 @@ class StoredState:
 
     @property
     def separate(self) -> bool:
-        """Whether a row can begin and continue independently of the others: single rows of the buffer can be zeroed."""
-        return self.buffer.readable
+        """Whether a row can begin and continue independently of the others."""
+        return not self.begins_zero or self.buffer.readable
 
     def bind(self, binding: Binding, span: Span = None) -> None:
         """Bind the buffer, or its part of the rows in `span`, as past and present."""
@@ -77,11 +94,15 @@ class StoredState:
 
     def rewinds(self, tokens: int, filled: int) -> bool:
         """Whether a row with `filled` tokens can be rewound by `tokens`: by moving its cursor."""
-        return tokens == 0
+        return tokens == 0 or 0 < tokens <= filled <= self._rewindable
 
     def entries(self, tokens: int) -> tuple[slice, ...]:
-        """Index of the part of a row's state for its first tokens: all of it."""
-        return ()
+        """Index of the part of a row's state for its first tokens: all of it without entries, or if some may be
+        dropped."""
+        if self._axis is None:
+            return ()
+        whole = self.state.rolling and tokens > self._rewindable
+        return (*[slice(None)] * (self._axis - 1), slice(None if whole else tokens))
 
     def row_shape(self, tokens: int) -> tuple[tuple[int, ...], str]:
         """Shape and dtype of the saved state of a row with this number of tokens."""
@@ -105,10 +126,6 @@ class StoredState:
         """Write the state of a row, or of all rows, from position 0."""
         place = (row, *(slice(size) for size in values.shape))
         self.buffer.change(lambda whole: whole.__setitem__(place, values))
-
-    def clear(self) -> None:
-        """Zero the buffer."""
-        self.buffer.clear()
 
     def wipes(self, rows: Sequence[int]) -> bool:
         """Whether the buffer of these rows can be zeroed."""
@@ -141,59 +158,8 @@ class StoredState:
             copied_bytes=self._copied_bytes,
         )
 
-    def release(self) -> None:
-        """Free the buffer."""
-        self.buffer = self.buffer.released()
 
-
-class FixedState(StoredState):
-    """Keys or values of all tokens. Entries beyond a row's cursor are overwritten by its next tokens."""
-
-    padding_is_safe = True
-    begins_zero = False
-    separate = True
-
-    def rewinds(self, tokens: int, filled: int) -> bool:
-        """True: the cursor determines which entries are valid."""
-        return 0 <= tokens <= filled
-
-    def entries(self, tokens: int) -> tuple[slice, ...]:
-        """The entries of these tokens: [KV, T, D] of [KV, N, D]."""
-        return slice(None), slice(tokens)
-
-
-class RollingState(StoredState):
-    """Keys or values of a sliding window: the graph drops the oldest entries and moves the others up.
-
-    While a row's tokens fit the window, entries are placed as in `FixedState`; after that, it cannot be rewound.
-    Padding is never fed, because it would displace entries. Source: ONNX Runtime's ContribOperators.md,
-    GroupQueryAttention, `sliding_window_cache`: after T tokens, the last L are in entries 0 .. L - 1, with min(T,
-    window) <= L <= min(T, capacity). The capacity of Partita's packages is the window.
-    """
-
-    begins_zero = False
-    separate = True
-
-    @property
-    def capacity(self) -> int:
-        """Tokens that it holds before any is dropped."""
-        return min(self.state.window or 0, self.state.shape[TOKENS_AXIS])
-
-    def rewinds(self, tokens: int, filled: int) -> bool:
-        """Whether no token was dropped."""
-        return tokens == 0 or 0 < tokens <= filled <= self.capacity
-
-    def entries(self, tokens: int) -> tuple[slice, ...]:
-        """The entries of these tokens: [KV, T, D] of [KV, rows, D]; all entries once some may be dropped."""
-        return slice(None), slice(tokens if tokens <= self.capacity else None)
-
-
-def moves(state: State) -> bool:
-    """Whether each step writes a state to another buffer than it reads."""
-    return state.growing_axis is not None or not state.in_place
-
-
-class GrowingState(StoredState):
+class MovingState(StoredState):
     """A state whose buffer is replaced after every step. It cannot be rewound.
 
     A growing state has one length for all rows of the batch, so all rows hold the same sequence.
@@ -230,46 +196,31 @@ class GrowingState(StoredState):
         self._copied_bytes = self.buffer.size_bytes
         self.buffer = present
 
-    def clear(self) -> None:
-        """Make the state empty, or zero."""
-        self.buffer = self._first_buffer()
-
     def wipes(self, rows: Sequence[int]) -> bool:
         """True: the buffer is replaced."""
         return True
 
     def wipe(self, rows: Sequence[int]) -> None:
         """Make the state of all rows empty, or zero."""
-        self.clear()
-
-    def entries(self, tokens: int) -> tuple[slice, ...]:
-        """Index of the part of a row's state for its first tokens."""
-        axis = self.state.growing_axis
-        return () if axis is None else (*[slice(None)] * (axis - 1), slice(tokens))
+        self.buffer = self._first_buffer()
 
     def saves(self, tokens: int, filled: int) -> bool:
         """Whether the state can be saved: after any token if it has a token axis, else after the last.
 
         False if its first axis is not the batch.
         """
-        least = filled if self.state.growing_axis is None else 0
+        least = filled if self._axis is None else 0
         return self.state.shape[0] == self._batch and least <= tokens <= filled and self.buffer.readable
 
     def can_load(self) -> bool:
         """Whether a state of fixed shape can be written."""
-        return self.state.growing_axis is not None or self.buffer.readable
+        return self._axis is not None or self.buffer.readable
 
     def load_row(self, row: int | slice, values: npt.NDArray[Any]) -> None:
         """Load the state of all rows; a growing state stays in host memory until the next step has read it."""
-        grows = self.state.growing_axis is not None
+        grows = self._axis is not None
         self.buffer = host_buffer((self._batch, *values.shape), self.state.dtype) if grows else self._first_buffer()
         self.buffer.change(lambda whole: whole.__setitem__(..., values))
-
-
-def _store(state: State, session: Session, batch: int) -> StoredState:
-    """The store of a state: one buffer, or a new one for every step."""
-    fixed = RollingState if state.rolling else FixedState if state.kind in KINDS else StoredState
-    return (GrowingState if moves(state) else fixed)(state, session, batch)
 
 
 class Cache:
@@ -277,21 +228,15 @@ class Cache:
 
     def __init__(self, states: Sequence[State], session: Session, batch: int) -> None:
         self.states = tuple(states)
-        self.stores = tuple(_store(state, session, batch) for state in states)
+        self.stores = tuple((MovingState if moves(each) else StoredState)(each, session, batch) for each in states)
         """One per state, in the order of the package."""
         self._batch = batch
-        self._moving = tuple(store for store in self.stores if isinstance(store, GrowingState))
-        self._in_place = tuple(store for store in self.stores if store not in self._moving)
-        self.has_moving = bool(self._moving)
-        """Whether a store has to bind its buffers in each step."""
-        self.bound_once = frozenset(store.state.past for store in self._in_place)
-        """Input names of the states that are bound only once."""
+        self.moving = tuple(store for store in self.stores if isinstance(store, MovingState))
+        """Stores that bind their buffers in each step."""
+        self.bound_once = tuple(store for store in self.stores if store not in self.moving)
+        """Stores whose buffers are bound only once."""
         self.padding_is_safe = all(store.padding_is_safe for store in self.stores)
         """Whether padding may be fed to a row: its states are never read."""
-        self.separate = all(store.separate for store in self.stores)
-        """Whether a row can begin and continue independently of the others."""
-        self.has_spans = all(buffer.has_spans for buffer in self.buffers)
-        """Whether a span of rows can be bound."""
         self.lengths = [0] * batch
         """[rows]: cached tokens of each row, the cache position of its next token. One row: all rows of the batch hold
         its sequence."""
@@ -310,34 +255,22 @@ class Cache:
         return tuple(store.buffer for store in self.stores)
 
     @property
-    def size_bytes(self) -> int:
-        """Total size of the buffers."""
-        return sum(buffer.size_bytes for buffer in self.buffers)
-
-    @property
     def on_host(self) -> bool:
         """Whether every state is in host memory."""
         return all(buffer.memory == HOST_MEMORY for buffer in self.buffers)
 
-    def bind(self, binding: Binding, span: Span = None) -> None:
-        """Bind every fixed buffer, or its part of the rows in `span`, as past and present of `binding`."""
-        for store in self._in_place:
-            store.bind(binding, span)
-
     def prepare(self) -> None:
-        """Prepare for a first request: zero the cache if necessary, and free every row."""
-        if self.dirty:
-            self.clear()
+        """Prepare for a first request: zero the cache if it is `dirty`, and free every row."""
+        for store in self.stores if self.dirty else ():
+            store.wipe(range(self._batch))
+        self.dirty = False
         self.lengths[:] = [0] * len(self.lengths)
         self.invalid.clear()
 
     def clear(self) -> None:
         """Zero every state, and free every row."""
-        for store in self.stores:
-            store.clear()
-        self.dirty = False
-        self.lengths[:] = [0] * len(self.lengths)
-        self.invalid.clear()
+        self.dirty = True
+        self.prepare()
 
     def begin(self, rows: Sequence[int]) -> None:
         """Prepare these rows for their first token."""
@@ -345,18 +278,13 @@ class Cache:
             if store.begins_zero:
                 store.wipe(self._places(rows))
 
-    def before_run(self, binding: Binding) -> None:
-        """Bind the buffers that change with each step."""
-        for store in self._moving:
-            store.before_run(binding)
-
     def advance(self, binding: Binding, starts: Sequence[int], counts: Sequence[int], span: Span = None) -> None:
         """Move the cursors after a run that fed `counts` [B] tokens of each row at `starts` [B].
 
         `span`: the rows of the run. Rows that took no tokens hold padding there.
         """
-        made = binding.allocated() if self._moving else {}
-        for store in self._moving:
+        made = binding.allocated() if self.moving else {}
+        for store in self.moving:
             store.after_run(made[store.state.present], max(counts))
         first, end = span or (0, len(counts))
         if not self.padding_is_safe:
@@ -414,16 +342,7 @@ class Cache:
         self.dirty = self.dirty or not can
         return can
 
-    def record_addresses(self, outputs: Mapping[str, int]) -> None:
-        """Record the addresses of the states after a run. `outputs`: addresses of its outputs by name."""
-        for store in self.stores:
-            store.record_addresses(outputs)
-
-    def facts(self) -> tuple[StateFact, ...]:
-        """The observed facts of every state, in the order of the package."""
-        return tuple(store.fact() for store in self.stores)
-
     def release(self) -> None:
         """Free the buffers; facts stay available."""
         for store in self.stores:
-            store.release()
+            store.buffer = store.buffer.released()

@@ -3,33 +3,21 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import numpy as np
 
-from partita.package.contract import Dimension
+from partita.observations.records import Memory
 from partita.package.folder import Manifest
-from partita.providers.resolve import Resolution
 from partita.runtime.chain.cpu_settings import will_repeat
 from partita.runtime.generate.bound_graph import SMALL_STEP_TOKENS, BoundGraph, LoadedGraph
 from partita.runtime.generate.cache import Cache, Span
 from partita.runtime.generate.choice.device_choice import DeviceChoice
-from partita.runtime.generate.feeds import (
-    NOTHING,
-    Adapters,
-    InputValues,
-    as_declared,
-    logit_positions,
-    logits_port,
-    port_by_role,
-    stack_values,
-)
+from partita.runtime.generate.feeds import Adapters, as_declared, logit_positions, logits_port, port_by_role
 from partita.runtime.generate.planner import Capacity, GraphName, StepPlan
-from partita.runtime.generate.record import Recorder, Step
-from partita.runtime.ort.buffers import Buffer, host_buffer
+from partita.runtime.generate.record import Recorder
 
 
 class Runner:
@@ -38,31 +26,23 @@ class Runner:
     Close it, or use it as a context manager.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        manifest: Manifest,
-        graphs: tuple[LoadedGraph, ...],
-        rss: tuple[int, int],
-        anonymous: int | None = None,
-    ) -> None:
-        """`rss`: resident memory before and after the graphs were opened; `anonymous`: growth of anonymous memory."""
-        self.folder, self.contract, self.graphs = folder, manifest.graph, graphs
+    def __init__(self, folder: Path, manifest: Manifest, graphs: tuple[LoadedGraph, ...], memory: Memory) -> None:
+        """`memory`: of the process when the graphs were opened."""
+        self.folder, self.contract, self.graphs, self.memory = folder, manifest.graph, graphs, memory
         contract = self.contract
-        self.rss_before_load_bytes, self.rss_after_load_bytes = rss
-        self.anonymous_growth_bytes = anonymous
         self.recorder = Recorder()
-        self._values = Adapters(folder, manifest)
-        self.adapter_names: list[str | None] = [None] * contract.batch_size
-        """[B]: the adapter of each row."""
+        self.adapters = Adapters(folder, manifest)
         self._by_phase = {phase: entry for entry in reversed(graphs) for phase in entry.phases}
         decode = self.graph("decode")
+        self.resolutions = graphs[-1].session.resolutions
+        """The state of each provider of the chain after the sessions were opened."""
         self.cache = Cache(contract.states, decode.session, contract.batch_size)
-        apart = self.cache.separate and not contract.cacheless and not _needs_even_rows(graphs)
+        separate = all(store.separate for store in self.cache.stores)
+        """Whether a row can begin and continue independently of the others."""
+        apart = separate and not contract.cacheless and not _needs_even_rows(graphs)
         self.rows = contract.batch_size if apart else 1
         """Sequences at a time. If 1, every row of the batch has the same tokens."""
-        if self.rows == 1:
-            self.cache.lengths = [0]
+        self.cache.lengths = [0] * self.rows
         self.capacity = self._capacity()
         roped = any(port_by_role(entry.graph, "rope_length") is not None for entry in graphs)
         self.has_rope_length = roped or contract.recompute_above is not None
@@ -77,14 +57,12 @@ class Runner:
         tokens."""
         self._observed: dict[GraphName, BoundGraph] = {}
         """Buffers of the last profiled run, for the report."""
-        self._adapters: list[InputValues] = [NOTHING] * contract.batch_size
-        self._stacked: dict[Span, InputValues] = {}
-        self._zeros: dict[tuple[tuple[Dimension, ...], str], Buffer] = {}
 
     def _capacity(self) -> Capacity:
         contract, prefill, decode = self.contract, self.graph("prefill"), self.graph("decode").graph
         rows = port_by_role(prefill.graph, "logits_rows")
         fixed = rows.shape[0] if rows is not None and isinstance(rows.shape[0], int) else None
+        has_spans = self.rows > 1 and all(buffer.has_spans for buffer in self.cache.buffers)
         return Capacity(
             max_length=contract.max_length,
             chunk=prefill.graph.sequence_length,
@@ -93,10 +71,8 @@ class Runner:
             padding_is_safe=self.cache.padding_is_safe,
             decode_any_length=contract.cacheless or (len(self.graphs) > 1 and decode.sequence_length is None),
             prefill_reads_past=all(state.past in prefill.model.inputs for state in contract.states),
-            symbolic_batch=contract.symbolic_batch and self.rows > 1 and self.cache.has_spans,
+            symbolic_batch=contract.symbolic_batch and has_spans,
         )
-
-    # --- the record ---------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Begin a new record."""
@@ -104,53 +80,17 @@ class Runner:
         for entry in self.graphs:
             entry.window.begin()
 
-    @property
-    def steps(self) -> list[Step]:
-        """The recorded steps."""
-        return self.recorder.steps
-
-    @property
-    def resolutions(self) -> tuple[Resolution, ...]:
-        """The state of each provider of the chain after the sessions were opened."""
-        return self.graphs[-1].session.resolutions
-
-    # --- adapters -----------------------------------------------------------------------------------------------------
-
     def use_adapters(self, *names: str | None) -> None:
         """Use these adapters in following runs: one for all rows, or one for each row [B]; None for no adapter.
 
         Cached tokens keep the values of their earlier adapter. Raises UsageError for an unknown name, PackageError for
         a damaged file.
         """
-        every = [*names] if len(names) > 1 else [names[0]] * self.contract.batch_size
-        given = [self._values.named(name) for name in every]
-        changed = [new is not old for new, old in zip(given, self._adapters, strict=True)]
-        self.adapter_names = every
-        if not any(changed):
-            return
-        for place, graph in [*self._bound.items()]:
+        changed = self.adapters.use(names if len(names) > 1 else names * self.contract.batch_size)
+        for place, graph in [*self._bound.items()] if any(changed) else ():
             if any(changed[slice(*graph.span or (None,))]):  # a bound input stays bound
                 self._release(graph)
                 del self._bound[place]
-        self._adapters = given
-        self._stacked.clear()
-
-    def _adapter_inputs(self, entry: LoadedGraph, span: Span) -> Mapping[str, Buffer]:
-        """Values of a graph's adapter inputs. Without an adapter: the input's default, or zeros."""
-        zeros = {}
-        for port in entry.graph.adapter_inputs:
-            if port.name in entry.model.inputs:
-                key = port.shape, port.dtype
-                if key not in self._zeros:
-                    shape = tuple(size if isinstance(size, int) else 0 for size in port.shape)
-                    self._zeros[key] = host_buffer(shape, port.dtype)
-                zeros[port.name] = self._zeros[key]
-        if span not in self._stacked:
-            rows = self._adapters[slice(*span or (None,))]
-            self._stacked[span] = stack_values(rows, every=self.contract.adapters_of_every_row)
-        return {**zeros, **self._stacked[span]}
-
-    # --- runs ---------------------------------------------------------------------------------------------------------
 
     @functools.cached_property
     def can_remove_last(self) -> bool:
@@ -171,28 +111,26 @@ class Runner:
         """
         entry = self.graph(name)
         given = logit_positions(entry.graph)
-        if given == "all":
-            rows = new_tokens
-        elif given == "last":
-            rows = 1
+        if given in ("all", "last"):
+            rows = new_tokens if given == "all" else 1
         elif name == "prefill":
             rows = self.capacity.logits_rows or rows
         several = int(name == "decode" and new_tokens > 1)
         place = name, new_tokens if drafts and 1 < new_tokens <= SMALL_STEP_TOKENS else several
         kept = self._bound.get(place)
         if kept is None or (kept.new_tokens, kept.rows, kept.span) != (new_tokens, rows, span):
-            old = self._bound.pop(place, None)  # free the old buffers before the new are allocated
+            old = self._bound.pop(place, None)
             if old is not None and old.replays is not None:
                 self._release(old)  # otherwise the device keeps the captured graph until the session closes
+            del kept, old  # free the old buffers before the new are allocated
             kept = self._bound[place] = BoundGraph(
                 entry,
                 self.cache,
                 self.contract,
                 phase=name,
-                sequences=self.rows,
                 new_tokens=new_tokens,
                 rows=rows,
-                adapter_values=self._adapter_inputs(entry, span),
+                adapter_values=self.adapters.inputs(entry.graph, entry.model.inputs, span),
                 span=span,
                 choice=self.choice if entry is self.graph("decode") else None,
             )
@@ -259,9 +197,7 @@ class Runner:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *details: object) -> None:
         self.close()
 
 

@@ -5,8 +5,8 @@ A port may declare the sizes of its role with more or fewer dimensions: [B] as [
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ from partita.errors import PackageError
 from partita.package.contract import AdapterInput, Dimension, GraphFile, Port
 from partita.package.folder import Manifest, path_inside
 from partita.remedies import FROM_CHECKPOINT, Remedy
+from partita.runtime.generate.cache import Span
 from partita.runtime.generate.checks import check_adapter
 from partita.runtime.ort.buffers import Buffer, host_buffer, read_adapter
 
@@ -57,17 +58,12 @@ def cursor_writer(role: str, new_tokens: int) -> Cursor | None:
 def port_shapes(batch: int, new_tokens: int, rows: int, vocab_size: int, length: int) -> dict[str, tuple[int, ...]]:
     """Shape of a buffer by role, for B = `batch`, S = `new_tokens`, K = `rows`, N = `length`."""
     return {
-        "tokens": (batch, new_tokens),
-        "positions": (batch, new_tokens),
-        "last_index": (batch,),
-        "total_length": (),
-        "write_start": (batch,),
-        "valid_length": (batch,),
+        **dict.fromkeys(("tokens", "positions"), (batch, new_tokens)),
+        **dict.fromkeys(("last_index", "write_start", "valid_length"), (batch,)),
+        **dict.fromkeys(("total_length", "rope_length", "logits_count"), ()),
         "logits_rows": (rows,),
-        "rope_length": (),
         "mask": (batch, length),
         "cache_branch": (1,),
-        "logits_count": (),
         "logits": (batch, rows, vocab_size),
     }
 
@@ -78,21 +74,14 @@ def bound(
     """Allocate and bind a buffer for each port; by role."""
     feeds: dict[str, BoundInput] = {}
     for port in ports:
-        shape = repeated(port, shapes[port.role])
+        shape = shapes[port.role]
+        if port.role == "positions" and len(port.shape) == 3 and isinstance(port.shape[0], int):
+            shape = (port.shape[0], *shape)  # [3, B, S]: time, row and column of an image, equal for text
         buffer = host_buffer(as_declared(port.shape, shape), port.dtype)
         feeds[port.role] = BoundInput(buffer, buffer.host.reshape(shape))
     for port in ports:
         bind(port.name, feeds[port.role].buffer)
     return feeds
-
-
-def repeated(port: Port, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape [B, S] with the leading dimension of the port, e.g. [3, B, S].
-
-    Positions [3, B, S] are time, row and column of an image, and equal for text.
-    """
-    times = port.shape[0] if port.role == "positions" and len(port.shape) == 3 else None
-    return (times, *shape) if isinstance(times, int) else shape
 
 
 def as_declared(declared: Sequence[Dimension], shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -140,34 +129,59 @@ NOTHING: InputValues = {}
 """Values without an adapter."""
 
 
-@dataclass(slots=True)
 class Adapters:
-    """The adapters of a package; each is loaded at its first use."""
+    """The adapters of a package, each loaded at its first use, and those of the rows of the batch."""
 
-    folder: Path
-    manifest: Manifest
-    loaded: dict[str, InputValues] = field(default_factory=dict)
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self._folder, self._manifest = folder, manifest
+        self.names: Sequence[str | None] = [None] * manifest.graph.batch_size
+        """[B]: the adapter of each row."""
+        self._loaded: dict[str, InputValues] = {}
+        self._rows: list[InputValues] = [NOTHING] * manifest.graph.batch_size
+        self._stacked: dict[Span, InputValues] = {}
 
-    def named(self, name: str | None) -> InputValues:
-        """Input values of an adapter; empty for None.
+    def use(self, names: Sequence[str | None]) -> list[bool]:
+        """Use these adapters [B]; return for each row whether its values have changed.
 
         Raises UsageError for an unknown name, PackageError for a file that is damaged or for other graphs.
         """
-        check_adapter(self.folder, self.manifest, name)
+        given = [self._named(name) for name in names]
+        changed = [new is not old for new, old in zip(given, self._rows, strict=True)]
+        self.names = names
+        if any(changed):
+            self._rows, self._stacked = given, {}
+        return changed
+
+    def inputs(self, graph: GraphFile, required: Collection[str], span: Span) -> InputValues:
+        """Values of a graph's adapter inputs for the rows in `span`.
+
+        Without an adapter: the input's default, or zeros for the inputs in `required`.
+        """
+        if span not in self._stacked:
+            rows = self._rows[slice(*span or (None,))]
+            self._stacked[span] = _stacked(rows, every=self._manifest.graph.adapters_of_every_row)
+        values = self._stacked[span]
+        lacking = [port for port in graph.adapter_inputs if port.name in required and port.name not in values]
+        shapes = {port.name: tuple(size if isinstance(size, int) else 0 for size in port.shape) for port in lacking}
+        return {**values, **{port.name: host_buffer(shapes[port.name], port.dtype) for port in lacking}}
+
+    def _named(self, name: str | None) -> InputValues:
+        """Input values of an adapter; empty for None."""
+        check_adapter(self._folder, self._manifest, name)
         if name is None:
             return NOTHING
-        if name not in self.loaded:
-            record = next(record for record in self.manifest.switchable if record.name == name)
+        if name not in self._loaded:
+            record = next(record for record in self._manifest.switchable if record.name == name)
             if record.file is None:
                 raise PackageError(
-                    f"{self.folder}: the manifest lists no file for adapter {name}", remedy=FROM_CHECKPOINT
+                    f"{self._folder}: the manifest lists no file for adapter {name}", remedy=FROM_CHECKPOINT
                 )
-            remedy = FROM_CHECKPOINT if self.manifest.foreign is None else OTHER_ADAPTER
-            self.loaded[name] = _checked(path_inside(self.folder, record.file), self.manifest.graph.files, remedy)
-        return self.loaded[name]
+            remedy = FROM_CHECKPOINT if self._manifest.foreign is None else OTHER_ADAPTER
+            self._loaded[name] = _checked(path_inside(self._folder, record.file), self._manifest.graph.files, remedy)
+        return self._loaded[name]
 
 
-def stack_values(rows: Sequence[InputValues], *, every: bool = False) -> InputValues:
+def _stacked(rows: Sequence[InputValues], *, every: bool) -> InputValues:
     """One value per input with the values of all rows on the first axis, padded with zeros to the largest rank.
 
     `rows`: values with a first axis of 1. Without `every`, an input whose value is the same in all rows keeps axis 1.
@@ -176,13 +190,11 @@ def stack_values(rows: Sequence[InputValues], *, every: bool = False) -> InputVa
         return rows[0]
     made: dict[str, Buffer] = {}
     for name in sorted({name for each in rows for name in each}):
-        values = [each[name].host[0] if name in each else None for each in rows]
-        present = [value for value in values if value is not None]
-        sizes = [max(value.shape[axis] for value in present) for axis in range(present[0].ndim)]
-        buffer = made[name] = host_buffer((len(rows), *sizes), next(each[name].dtype for each in rows if name in each))
-        for row, value in enumerate(values):
-            if value is not None:
-                buffer.host[row][tuple(slice(0, size) for size in value.shape)] = value
+        values = {row: each[name].host[0] for row, each in enumerate(rows) if name in each}
+        sizes = np.max([value.shape for value in values.values()], axis=0)
+        made[name] = host_buffer((len(rows), *map(int, sizes)), rows[next(iter(values))][name].dtype)
+        for row, value in values.items():
+            made[name].host[row][tuple(map(slice, value.shape))] = value
     return made
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -48,8 +48,8 @@ class GenerationLoop:
     """Record requests and steps with the runner's recorder."""
     control: DraftLengths | None = None
     """Chooses the number of draft tokens; None: as many as fit."""
-    new_drafter: Callable[[], Drafter] | None = None
-    """Makes the drafter of a request without one."""
+    drafter: Drafter | None = None
+    """The drafter of requests without one."""
     rows: list[Row | None] = field(init=False)
     """[B]: None for a free row."""
     rope_length: int = field(default=0, init=False)
@@ -67,7 +67,7 @@ class GenerationLoop:
     def __post_init__(self) -> None:
         runner = self.runner
         self.rows = [None] * runner.rows
-        self.adapter = runner.adapter_names[0]
+        self.adapter = runner.adapters.names[0]
         """The adapter of requests without one."""
         runner.cache.prepare()
         self.tokens = NextTokens(runner.cache)
@@ -95,7 +95,7 @@ class GenerationLoop:
         request = replace(
             request,
             adapter=self.adapter if request.adapter is None else request.adapter,
-            drafter=self.new_drafter() if request.drafter is None and self.new_drafter else request.drafter,
+            drafter=request.drafter or self.drafter,
         )
         entry = Row.of(request, self.runner.contract.max_length)
         index = self.prefixes.free_row(self.rows, entry.history[: entry.known], request.adapter)

@@ -69,11 +69,6 @@ class RowView(NamedTuple):
     token_limit: int | None = None
     """Maximum pending tokens to feed in this step; 0 for a waiting row. None: all."""
 
-    @property
-    def ready_tokens(self) -> int:
-        """Number of tokens that may be fed in this step."""
-        return self.pending if self.token_limit is None else min(self.pending, self.token_limit)
-
 
 class StepPlan(NamedTuple):
     """One run of one graph. B rows, S tokens per row, K positions whose logits are computed."""
@@ -142,7 +137,7 @@ def one_token_first(rows: Sequence[RowView], capacity: Capacity) -> list[RowView
 
 def plan_step(rows: Sequence[RowView], capacity: Capacity, most_tokens: int) -> StepPlan | None:
     """The next step; None when no row has pending tokens. `most_tokens`: maximum S, if not fixed."""
-    ready = [row.ready_tokens for row in rows]
+    ready = [row.pending if row.token_limit is None else min(row.pending, row.token_limit) for row in rows]
     if not any(ready):
         return None
     if not capacity.symbolic_batch:
@@ -154,8 +149,6 @@ def plan_step(rows: Sequence[RowView], capacity: Capacity, most_tokens: int) -> 
 
 def _plan(rows: Sequence[RowView], ready: Sequence[int], capacity: Capacity, most_tokens: int) -> StepPlan:
     """A step of all these rows, at least one with a pending token. `ready`: maximum tokens of each."""
-    if max(ready) == 1 and not any(row.in_prompt and count for row, count in zip(rows, ready, strict=True)):
-        return _decode_step(rows, ready, capacity)
     graph, size, counts, reads = _graph_and_tokens(rows, ready, capacity, most_tokens)
     ends = tuple((row, counts[row] - 1) for row, view in enumerate(rows) if 0 < view.pending == counts[row])
     # If every row has to be at its beginning, an idle row is moved there and reads its text again.
@@ -229,25 +222,13 @@ def _as_batch_plan(plan: StepPlan, first: int, end: int, batch: int) -> StepPlan
     )
 
 
-def _decode_step(rows: Sequence[RowView], ready: Sequence[int], capacity: Capacity) -> StepPlan:
-    """One token of each row with pending tokens."""
-    last = capacity.max_length - 1
-    return StepPlan(
-        graph="decode",
-        new_tokens=1,
-        counts=tuple(ready),
-        starts=tuple([min(row.cache_length, last) for row in rows]),
-        positions=(0,),
-        ends=tuple([(index, 0) for index, row in enumerate(rows) if row.pending == 1 == ready[index]]),
-        new_rows=tuple([index for index, row in enumerate(rows) if ready[index] and not row.cache_length]),
-    )
-
-
 def _choose_graph(
     rows: Sequence[RowView], turn: Sequence[int], capacity: Capacity, most_tokens: int, *, reads: bool
 ) -> tuple[GraphName, int]:
     """The graph, and S. `turn` [B]: maximum tokens of each row."""
     longest, furthest = max(turn), max(row.cache_length for row in rows if row.needs_cache)
+    if longest == 1 and not reads:
+        return "decode", 1
     appends = capacity.appends(len(rows))
     may_append = appends or furthest == 0
     room = capacity.max_length - furthest  # padding must not overwrite cached tokens of another row

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, astuple, dataclass
 from os.path import commonprefix
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final
@@ -73,7 +73,7 @@ def write_prefix(path: Path, prefix: Prefix, content: PrefixContent, package: st
     from safetensors.numpy import save
 
     tensors = {f"{STATE}{name}": np.ascontiguousarray(values) for name, values in prefix.states.items()}
-    about = {"text": content.text, "system": content.system, "adapter": content.adapter}
+    about = {name: value for name, value in asdict(content).items() if name != "tokens"}
     metadata = {"schema": SCHEMA, "partita": __version__, "package": package, "said": json.dumps(about)}
     data = save({"tokens": np.asarray(prefix.tokens, np.int64), **tensors}, metadata)
     write_bytes(data, path, "prefix")
@@ -82,8 +82,7 @@ def write_prefix(path: Path, prefix: Prefix, content: PrefixContent, package: st
 
 def read_content(path: Path) -> PrefixContent:
     """The content of a prefix, without its states. Raises GenerationError if the file is not a prefix."""
-    tokens, about, _ = _read(path)
-    return PrefixContent(tuple(tokens.tolist()), about.get("text"), about.get("system"), about.get("adapter"))
+    return _read(path)[0]
 
 
 def read_prefix(path: Path, package: str, adapter: str | None, shapes: RowShapes) -> Prefix:
@@ -93,14 +92,11 @@ def read_prefix(path: Path, package: str, adapter: str | None, shapes: RowShapes
     """
     from safetensors import safe_open
 
-    tokens, about, metadata = _read(path)
-    if about.get("adapter") != adapter:
-        raise GenerationError(
-            f"saved with {_adapter(about.get('adapter'))}, but this run uses {_adapter(adapter)}",
-            path=path,
-            remedy=SAVE_AGAIN,
-        )
-    if metadata["package"] != package:
+    content, saved_with = _read(path)
+    if content.adapter != adapter:
+        used, wanted = ("no adapter" if name is None else f"adapter {name}" for name in (content.adapter, adapter))
+        raise GenerationError(f"saved with {used}, but this run uses {wanted}", path=path, remedy=SAVE_AGAIN)
+    if saved_with != package:
         raise GenerationError(
             "saved with another package, or another adapter of the same name, so its states are not valid here",
             path=path,
@@ -113,15 +109,11 @@ def read_prefix(path: Path, package: str, adapter: str | None, shapes: RowShapes
         found = states.get(name)
         if found is None or found.shape != shape or found.dtype != np.dtype(dtypes.storage(dtype)):
             raise _damaged(path, f"the state {name} does not match the package")
-    return Prefix(tokens, states)
+    return Prefix(np.array(content.tokens, np.int64), states, adapter)
 
 
-def _adapter(name: str | None) -> str:
-    return "no adapter" if name is None else f"adapter {name}"
-
-
-def _read(path: Path) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], dict[str, str | None], dict[str, str]]:
-    """Tokens, their description, and the metadata."""
+def _read(path: Path) -> tuple[PrefixContent, str]:
+    """The content of a prefix, and the package that it was saved with; see `identity`."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -134,18 +126,13 @@ def _read(path: Path) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], dict[
                     path=path,
                     remedy=SAVE_AGAIN,
                 )
-            tokens, about = file.get_tensor("tokens"), dict(parsed_record(metadata["said"]))
-            if (
-                tokens.ndim != 1
-                or not len(tokens)
-                or tokens.dtype != np.int64
-                or tokens.min() < 0
-                or "package" not in metadata
-            ):
-                raise ValueError("its tokens are not token ids, or it does not name a package")
-            if not all(value is None or isinstance(value, str) for value in about.values()):
+            tokens = file.get_tensor("tokens")
+            if tokens.ndim != 1 or not len(tokens) or tokens.dtype != np.int64 or tokens.min() < 0:
+                raise ValueError("its tokens are not token ids")
+            content = PrefixContent(tuple(tokens.tolist()), **parsed_record(metadata["said"]))
+            if not all(value is None or isinstance(value, str) for value in astuple(content)[1:]):
                 raise ValueError("text, system and adapter are not strings")
-            return tokens, about, metadata
+            return content, metadata["package"]
     except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
         raise _damaged(path, str(error)) from error
 

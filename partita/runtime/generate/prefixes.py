@@ -19,9 +19,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from partita.errors import GenerationError
+from partita.observations.text_format import plural
 from partita.runtime.generate.cache import UNBOUNDED_TOKENS, Cache
 from partita.runtime.generate.planner import Capacity
-from partita.runtime.generate.request import Prefix, Row, Tokens, check_loads
+from partita.runtime.generate.request import BY_LENGTH, Prefix, Row, Tokens
 
 LEAST_TOKENS = 16
 """Shorter beginnings are prefilled again, except the whole text of a row and prefix files."""
@@ -55,9 +57,14 @@ class Prefixes:
 
     def add(self, prefix: Prefix) -> None:
         """Add a prefix from a file. Raises GenerationError if no row could load it."""
-        check_loads(
-            self._cache, len(prefix.tokens), usable=self._usable is not None and self._usable(len(prefix.tokens))
-        )
+        count = len(prefix.tokens)
+        if self._usable is None or not self._usable(count):
+            raise GenerationError(f"a prompt of {plural(count, 'token')} cannot begin with a prefix: {BY_LENGTH}")
+        if not self._cache.loads_rows:
+            raise GenerationError(
+                "a prefix cannot be loaded into this cache, because it is in bfloat16 on a device; export with another "
+                "`precision`"
+            )
         self._file = prefix
 
     def free_row(self, rows: Sequence[Row | None], prompt: Tokens, adapter: str | None) -> int:

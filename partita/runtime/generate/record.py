@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from partita.observations.facts import GraphNode, NodeEvent, PortFact, ProviderFacts, RunWindow, SessionFacts
+from partita.observations.facts import NodeEvent, ProviderFacts, RunWindow, SessionFacts
 from partita.package.contract import PhaseName
 from partita.providers.resolve import Resolution
 from partita.runtime.generate.choice.sampling import TokenLogprobs
@@ -50,21 +50,20 @@ class Window:
         """Begin a generation: earlier runs belong to earlier generations."""
         self._earlier = len(self._runs)
 
-    def after_run(self, phase: str, new_tokens: int, rows: int | None = None) -> None:
-        """Count a profiled run, and close the window when every phase has its runs. `rows`: None for all rows."""
+    def after_run(self, phase: str, new_tokens: int, rows: int | None = None, *, cut_short: bool = False) -> None:
+        """Count a profiled run, and close the window when every phase has its runs. `rows`: None for all rows.
+
+        `cut_short`: close it after Ctrl-C during the run; the profile contains the run completely or not at all.
+        """
+        if not self.open:
+            return
         self._runs.append((phase, new_tokens, rows))
-        if self.rehearses:
+        if self.rehearses and not cut_short:
             self._rehearsed = len(self._runs)
             return
         self._due[phase] -= 1
-        if max(self._due.values()) <= 0:
+        if cut_short or max(self._due.values()) <= 0:
             self.close()
-
-    def cut_short(self, phase: str, new_tokens: int, rows: int | None = None) -> None:
-        """Close the window after Ctrl-C during a run; the profile contains the run completely or not at all."""
-        if self.open:
-            self._runs.append((phase, new_tokens, rows))
-        self.close()
 
     def close(self) -> None:
         """Stop profiling and keep the profile. May be called repeatedly."""
@@ -91,19 +90,8 @@ class Window:
         return tuple(event for event in events if event.run in numbers), counted
 
 
-def session_facts(
-    session: Session,
-    chain: Sequence[Resolution],
-    *,
-    graph: tuple[GraphNode, ...],
-    inner: tuple[GraphNode, ...],
-    file: str,
-    phases: tuple[str, ...],
-    ports: tuple[PortFact, ...] = (),
-    events: tuple[NodeEvent, ...] = (),
-    runs: tuple[RunWindow, ...] = (),
-) -> SessionFacts:
-    """Facts of one session. `graph`, `inner`: nodes of its model and of its subgraphs. `chain`: as the user gave it."""
+def session_facts(session: Session, chain: Sequence[Resolution], **others: Any) -> SessionFacts:
+    """Facts of one session. `chain`: as the user gave it. `others`: the other fields of `SessionFacts`."""
     providers = {
         entry.provider.ort_name: ProviderFacts(
             patterns=entry.provider.node_patterns, budget=entry.budget, kernels=entry.provider.kernels
@@ -111,23 +99,17 @@ def session_facts(
         for entry in chain
     }
     return SessionFacts(
-        file=file,
-        phases=phases,
-        graph=graph,
-        subgraph_nodes=inner,
         plan=session.plan,
         plan_devices=session.plan_devices,
         assigned=session.assigned(),
-        events=events,
-        runs=runs,
         log=session.log,
         registered=session.registered,
-        ports=ports,
         load_seconds=session.load_seconds,
         providers=providers,
         pins=session.pins,
         cpu=session.cpu,
         run_log=dict(session.run_log.lines),
+        **others,
     )
 
 
@@ -182,7 +164,8 @@ class Recorder:
         """Clear the record."""
         self.steps: list[Step] = []
         self.takes_turns = False
-        """Whether a row has had several requests."""
+        """Whether a row has had several requests; then counts of tokens are totals."""
+        self.requests = 0
         self.new_tokens = 0
         """Tokens over all rows."""
         self.forgotten = 0
@@ -191,45 +174,31 @@ class Recorder:
         """The longest text in tokens, and the largest token budget."""
         self.adapters: dict[str | None, None] = {}
         """Adapters of the requests, in order."""
-        self._requests = 0
-        self._lengths: list[int] = []
-        """Prompt tokens of each row, while every row had one prompt."""
         self._total = 0
         """Total prompt tokens."""
         self._rows: set[int] = set()
         """Rows that had a request."""
 
     @property
-    def requests(self) -> int | None:
-        """Number of requests if they take turns; None if each row has one prompt."""
-        return self._requests if self.takes_turns else None
-
-    @property
     def prompt_tokens(self) -> int:
         """Total prompt tokens if requests take turns, else those of the longest prompt."""
-        return self._total if self.takes_turns else max(self._lengths, default=0)
+        return self._total if self.takes_turns else self.longest
 
     def on_request(self, index: int, row: Row) -> None:
         """Record a request in row `index`."""
-        reads = row.known
         if not row.request.is_warm_up:
             self.adapters[row.request.adapter] = None
         self.longest = max(self.longest, row.known)
         self.max_new_tokens = max(self.max_new_tokens, row.request.max_new_tokens)
-        self._requests += 1
-        self._total += reads
-        if index in self._rows:
-            self.takes_turns = True
-        if self.takes_turns:
-            return
-        self._lengths.append(reads)
+        self.requests += 1
+        self._total += row.known
+        self.takes_turns = self.takes_turns or index in self._rows
         self._rows.add(index)
 
     def on_step(self, step: Step) -> None:
         """Record a step."""
         self.steps.append(step)
-        for new in step.tokens:
-            self.new_tokens += len(new)
+        self.new_tokens += sum(map(len, step.tokens))
         if self.takes_turns and len(self.steps) >= 2 * KEPT_STEPS:
             early, late = self.steps[:-KEPT_STEPS], self.steps[-KEPT_STEPS:]
             kept = [entry for entry in early if entry.observed]

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import numpy.typing as npt
 
-from partita.errors import GenerationError
-from partita.observations.text_format import plural
 from partita.runtime.generate.choice.sampling import RecordingSampler, Sampler, TokenLogprobs
 from partita.runtime.generate.planner import RowView
 
@@ -39,18 +37,6 @@ class Prefix:
         shapes = cache.row_shapes(tokens)
         states = {name: values[tuple(map(slice, shapes[name][0]))] for name, values in self.states.items()}
         return Prefix(self.tokens[:tokens], states, self.adapter)
-
-
-def check_loads(cache: Cache, tokens: int, *, usable: bool) -> None:
-    """Raise GenerationError if no row can load a prefix for a prompt of this length. `usable`: its
-    keys are valid in longer texts."""
-    if not usable:
-        raise GenerationError(f"a prompt of {plural(tokens, 'token')} cannot begin with a prefix: {BY_LENGTH}")
-    if not cache.loads_rows:
-        raise GenerationError(
-            "a prefix cannot be loaded into this cache, because it is in bfloat16 on a device; export with another "
-            "`precision`"
-        )
 
 
 Finish = Literal["stop", "length", "cache_full", "error"]

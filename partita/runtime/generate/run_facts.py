@@ -12,12 +12,11 @@ from contextlib import closing
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
-from partita.observations.facts import GraphNode, PortFact, RunFacts, RunWindow, SessionFacts, SpeculationFact, StepFact
-from partita.observations.records import Memory
+from partita.observations.facts import GraphNode, PortFact, RunFacts, RunWindow, SessionFacts, StepFact
 from partita.observations.text_format import human_bytes, plural
 from partita.process import peak_rss_bytes
 from partita.runtime.generate.bound_graph import BoundGraph, LoadedGraph
-from partita.runtime.generate.record import Recorder, Step, session_facts
+from partita.runtime.generate.record import Step, session_facts
 from partita.runtime.generate.request import Finish
 from partita.runtime.generate.runner import Runner
 from partita.runtime.ort.buffers import HOST_MEMORY
@@ -30,56 +29,43 @@ if TYPE_CHECKING:
     import onnx
 
 
-def run_facts(
-    runner: Runner,
-    *,
-    finish_reason: str | None = None,
-    finish_detail: str = "",
-    tokenizer_load_seconds: float = 0.0,
-    notes: Sequence[str] = (),
-    speculation: SpeculationFact | None = None,
-) -> RunFacts:
-    """Facts of the last generation of `runner`, however it ended. Ends profiling if it is still on.
-
-    `finish_reason`: stop, length, cache_full, interrupted or error; None: taken from the steps.
-    """
-    steps, recorder = runner.steps, runner.recorder
+def run_facts(runner: Runner, notes: Sequence[str] = ()) -> RunFacts:
+    """Facts of the last generation of `runner`, however it ended. Ends profiling if it is still on."""
+    recorder, memory = runner.recorder, runner.memory
+    steps = recorder.steps
     sessions = tuple(_graph_facts(runner, entry) for entry in runner.graphs)
     seen = tuple(window for session in sessions for window in session.runs)
+    cache_bytes = sum(buffer.size_bytes for buffer in runner.cache.buffers)
+    peak = max(peak_rss_bytes(), memory.rss_before_load_bytes or 0, memory.rss_after_load_bytes or 0)
     return RunFacts(
         sessions=sessions,
-        states=runner.cache.facts(),
+        states=tuple(store.fact() for store in runner.cache.stores),
         steps=tuple(step_fact(step) for step in steps),
-        memory=_memory_facts(runner),
-        tokenizer_load_seconds=tokenizer_load_seconds,
+        memory=memory.model_copy(update={"cache_bytes": cache_bytes, "peak_rss_bytes": peak}),
+        tokenizer_load_seconds=0.0,
         first_token_seconds=first_token_seconds(steps),
         prompt_tokens=recorder.prompt_tokens,
-        new_tokens=_new_tokens(steps) if recorder.requests is None else recorder.new_tokens,
-        finish_reason=finish_reason or _finished(steps),
-        finish_detail=finish_detail,
+        new_tokens=recorder.new_tokens if recorder.takes_turns else _new_tokens(steps),
+        finish_reason=_finished(steps),
         notes=(
             *notes,
             *(note for entry in runner.graphs for note in entry.session.notes),
-            *_open_notes(runner.recorder),
             *_measurement_notes(runner, seen),
             *unread_profile(sum(step.observed for step in steps), seen),
         ),
-        speculation=speculation,
     )
 
 
-def _open_notes(recorder: Recorder) -> Iterator[str]:
-    """Notes on the measurements when requests take turns."""
-    if recorder.requests is not None:
+def _measurement_notes(runner: Runner, seen: Sequence[RunWindow]) -> Iterator[str]:
+    """Notes on requests that take turns, profiled runs of an earlier generation, selection on the device, and graph
+    capture."""
+    recorder = runner.recorder
+    if recorder.takes_turns:
         turns = f"{plural(recorder.requests, 'request')} shared the rows of the batch"
         yield f"{turns}; prompt tokens and new tokens are totals"
-        if recorder.forgotten:
-            known, every = len(recorder.steps), len(recorder.steps) + recorder.forgotten
-            yield f"times and speed cover {known:,} of {every:,} steps: the last steps and the profiled steps"
-
-
-def _measurement_notes(runner: Runner, seen: Sequence[RunWindow]) -> Iterator[str]:
-    """Notes on profiled runs of an earlier generation, selection of tokens on the device, and graph capture."""
+    if recorder.forgotten:
+        known, every = len(recorder.steps), len(recorder.steps) + recorder.forgotten
+        yield f"times and speed cover {known:,} of {every:,} steps: the last steps and the profiled steps"
     phases = sorted({window.phase for window in seen if window.earlier}, reverse=True)
     if phases:
         yield (
@@ -108,7 +94,7 @@ def _graph_facts(runner: Runner, entry: LoadedGraph) -> SessionFacts:
         session,
         session.resolutions,
         graph=entry.model.nodes,
-        inner=entry.model.subgraph_nodes,
+        subgraph_nodes=entry.model.subgraph_nodes,
         file=entry.graph.file,
         phases=entry.phases,
         ports=_port_facts(entry, runner.last_bound(entry.phases[-1]), session.required_memory),
@@ -134,18 +120,6 @@ def _port_facts(entry: LoadedGraph, feed: BoundGraph, wanted: dict[str, str]) ->
         for name, buffer in feed.binding.buffers.items()
         # Adapter inputs are copied to the device when bound, not in a run.
         if name in wanted and name not in of_adapters
-    )
-
-
-def _memory_facts(runner: Runner) -> Memory:
-    """Memory of the process so far, of the weights by the manifest, and of the cache buffers."""
-    return Memory(
-        weight_bytes=runner.contract.weight_bytes,
-        cache_bytes=runner.cache.size_bytes,
-        rss_before_load_bytes=runner.rss_before_load_bytes,
-        rss_after_load_bytes=runner.rss_after_load_bytes,
-        peak_rss_bytes=max(peak_rss_bytes(), runner.rss_before_load_bytes, runner.rss_after_load_bytes),
-        anonymous_growth_bytes=runner.anonymous_growth_bytes,
     )
 
 

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 
 from partita.errors import PackageError, ProviderError
+from partita.observations.records import Memory
 from partita.observations.text_format import plural
 from partita.package.contract import Contract, GraphFile, PhaseName
 from partita.package.folder import Manifest, check_files, path_inside, read_manifest
@@ -80,7 +81,17 @@ def load_runner(
             phases: tuple[PhaseName, ...] = ("prefill", "decode") if graph.phase == "any" else (graph.phase,)
             graphs.append(LoadedGraph(graph, model, session, Window(session, phases), phases))
         _check_defaults(folder, graphs)
-        runner = Runner(folder, manifest, tuple(graphs), (rss_before, rss_bytes()), _grown(anonymous_before))
+        anonymous = anonymous_bytes()
+        known = anonymous is not None and anonymous_before is not None
+        memory = Memory(
+            weight_bytes=contract.weight_bytes,
+            cache_bytes=0,
+            rss_before_load_bytes=rss_before,
+            rss_after_load_bytes=rss_bytes(),
+            peak_rss_bytes=None,
+            anonymous_growth_bytes=max(0, (anonymous or 0) - (anonymous_before or 0)) if known else None,
+        )
+        runner = Runner(folder, manifest, tuple(graphs), memory)
         opened.pop_all()
         opened.callback(runner.close)
         if manifest.foreign is not None and wants_tokens:
@@ -126,12 +137,6 @@ def _check_defaults(folder: Path, graphs: Sequence[LoadedGraph]) -> None:
                 f"{plural(len(set(defaults)), 'input')} and compute wrong tokens; export with "
                 f"`static_shapes=True`, which removes the defaults, or remove {name}"
             )
-
-
-def _grown(before: int | None) -> int | None:
-    """Growth of the process's anonymous memory since `before`; None if unknown."""
-    now = anonymous_bytes()
-    return None if before is None or now is None else max(0, now - before)
 
 
 def _listed_model(folder: Path, manifest: Manifest, graph: GraphFile) -> ModelFile:

@@ -143,7 +143,7 @@ def place_model(model: OnnxModel, shapes: Mapping[str, Shape], opening: OpenOpti
             session,
             session.resolutions,
             graph=model.nodes,
-            inner=model.subgraph_nodes,
+            subgraph_nodes=model.subgraph_nodes,
             file=model.path.name,
             phases=(PHASE,),
             ports=made.ports,
@@ -358,7 +358,7 @@ def place_package(folder: Path, opening: OpenOptions, manifest: Manifest | None 
     ) as runner:
         error = run_package(runner, opening.runs)
         release_frames(error)
-        facts = run_facts(runner, notes=run_notes(len(runner.steps), 2 * opening.runs, error))
+        facts = run_facts(runner, notes=run_notes(len(runner.recorder.steps), 2 * opening.runs, error))
         facts = with_graphs(facts, [entry.session for entry in runner.graphs], error)
         interruptions: tuple[Interruption, ...] = ("runs",) if isinstance(error, RunInterruptedError) else ()
         # The dummy tokens are not a result.

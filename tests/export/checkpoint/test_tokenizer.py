@@ -15,6 +15,7 @@ import pytest
 from partita.cli import run
 from partita.export.checkpoint.companions import probe_tokenizer
 from partita.package.folder import COMPANIONS, read_manifest
+from partita.runtime.generate.text.chat_templates import conversation
 from partita.runtime.generate.text.tokens import load_text
 from tests.conftest import DEMO_CHECKPOINT, REPOSITORY, Exported, TinyCheckpoint
 
@@ -50,7 +51,9 @@ def test_library_of_a_tokenizer_is_recorded(
 
 def test_tokenizers_and_transformers_give_equal_ids() -> None:
     plain, full = load_text(DEMO_CHECKPOINT, "tokenizers"), load_text(DEMO_CHECKPOINT, "transformers")
-    assert plain.encode_chat("Hello", "Be brief") == full.encode_chat("Hello", "Be brief")
+    assert plain.encode_messages(conversation("Hello", "Be brief")) == full.encode_messages(
+        conversation("Hello", "Be brief")
+    )
 
 
 def test_export_without_usable_tokenizer_requires_token_ids_in_generate(

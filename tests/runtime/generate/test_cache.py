@@ -86,59 +86,43 @@ def opened(folder: Path, contract: Contract) -> Runner:
     return load_runner(folder, CPU, manifest=manifest.model_copy(update={"graph": graph, "files": files}))
 
 
-def test_growing_cache_supports_reuse_and_prefix_but_no_rewind(folder: Path) -> None:
-    with opened(folder, CONTRACT) as runner:
-        engine = GenerationLoop(runner, prefill_chunk=3)
-        row = engine.add_request(Request([5, 9, 1, 7], greedy, 6))
-        heard: list[int] = []
-        while (step := engine.step()) is not None:
-            heard += step.tokens[row]
-        assert heard == adding([5, 9, 1, 7], 6)
-        assert runner.cache.buffers[0].value.shape() == [1, 9, 1], "a row for every token that was fed"
-        assert not runner.cache.rewind(row, 3)
-        assert no_speculation_reason(runner) == "its states cannot be rewound: past"
-        engine.release_row(row)
-        engine.add_request(Request([3], greedy, 4))
-        assert [token for _ in range(4) if (step := engine.step()) for token in step.tokens[0]] == adding([3], 4)
-        prefix = engine.save_prefix(0)
-        engine.release_row(0)
-        text = [*prefix.tokens.tolist(), 11, 12]
-        engine = GenerationLoop(runner, shares=True)
-        engine.prefixes.add(prefix)
-        engine.add_request(Request(text, greedy, 4))
-        assert runner.cache.lengths[0] == len(prefix.tokens)
-        assert [token for _ in range(4) if (step := engine.step()) for token in step.tokens[0]] == adding(text, 4)
-
-
-def test_batch_with_growing_cache_accepts_a_single_sequence(folder: Path) -> None:
+@pytest.mark.parametrize("batch", [1, 2])
+def test_growing_cache_supports_reuse_and_prefix_of_a_single_sequence(folder: Path, batch: int) -> None:
     """All rows share a length, so every row receives the same tokens."""
-    text = ADDING.replace("[1,S] ids, float[1,P,1]", "[2,S] ids, float[2,P,1]").replace("[1,T,1]", "[2,T,1]")
-    onnx.save(parser.parse_model(text.replace("float[1,S,64]", "float[2,S,64]")), folder / "decoder.onnx")
+    text = ADDING.replace("[1,S] ids, float[1,P,1]", f"[{batch},S] ids, float[{batch},P,1]")
+    text = text.replace("[1,T,1]", f"[{batch},T,1]").replace("float[1,S,64]", f"float[{batch},S,64]")
+    onnx.save(parser.parse_model(text), folder / "decoder.onnx")
     (file,), (state,) = CONTRACT.files, CONTRACT.states
     ports = {
-        "inputs": (file.inputs[0].model_copy(update={"shape": (2, "S")}),),
-        "outputs": (file.outputs[0].model_copy(update={"shape": (2, "S", VOCAB)}),),
+        "inputs": (file.inputs[0].model_copy(update={"shape": (batch, "S")}),),
+        "outputs": (file.outputs[0].model_copy(update={"shape": (batch, "S", VOCAB)}),),
     }
     changes = {
-        "batch_size": 2,
+        "batch_size": batch,
         "files": (file.model_copy(update=ports),),
-        "states": (state.model_copy(update={"shape": (2, 32, 1)}),),
+        "states": (state.model_copy(update={"shape": (batch, 32, 1)}),),
     }
-    with opened(folder, CONTRACT.model_copy(update=changes)) as runner:
-        engine = GenerationLoop(runner, prefill_chunk=3)
-        row = engine.add_request(Request([5, 9, 1, 7], greedy, 6))
+
+    def answer(engine: GenerationLoop, prompt: list[int], count: int) -> list[int]:
+        row = engine.add_request(Request(prompt, greedy, count))
         with pytest.raises(GenerationError, match="no row of the batch is free"):
             engine.add_request(Request([3], greedy, 4))
-        heard = [token for _ in range(7) if (step := engine.step()) for token in step.tokens[row]]
-        assert heard == adding([5, 9, 1, 7], 6)
-        prefix = engine.save_prefix(row)
-        engine.release_row(row)
-        prompt = [*prefix.tokens.tolist(), 11, 12]
+        return [token for step in iter(engine.step, None) for token in step.tokens[row]]
+
+    with opened(folder, CONTRACT.model_copy(update=changes)) as runner:
+        engine = GenerationLoop(runner, prefill_chunk=3)
+        assert answer(engine, [5, 9, 1, 7], 6) == adding([5, 9, 1, 7], 6)
+        assert runner.cache.buffers[0].value.shape() == [batch, 9, 1], "a row for every token that was fed"
+        assert not runner.cache.rewind(0, 3)
+        assert no_speculation_reason(runner) == "its states cannot be rewound: past"
+        engine.release_row(0)
+        assert answer(engine, [3], 4) == adding([3], 4)
+        prefix = engine.save_prefix(0)
         engine = GenerationLoop(runner, shares=True)
         engine.prefixes.add(prefix)
-        engine.add_request(Request(prompt, greedy, 4))
-        assert runner.cache.lengths[0] == len(prefix.tokens)
-        assert [token for _ in range(4) if (step := engine.step()) for token in step.tokens[0]] == adding(prompt, 4)
+        prompt = [*prefix.tokens.tolist(), 11, 12]
+        assert answer(engine, prompt, 4) == adding(prompt, 4)
+        assert engine.prefixes.reused_tokens == len(prefix.tokens)
 
 
 @pytest.mark.parametrize(

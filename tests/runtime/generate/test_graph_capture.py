@@ -6,7 +6,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import numpy as np
 import pytest
 
 from partita.errors import ProviderError, UsageError
@@ -19,6 +18,7 @@ from partita.runtime.generate.graph_capture import Recording, check_contract, on
 from partita.runtime.ort.binding import Binding
 from partita.runtime.ort.buffers import Buffer, host_buffer
 from partita.runtime.ort.session import Session
+from tests.runtime.generate.device_memory import OnDevice
 
 FILE = Path("model.onnx")
 TOKENS = Port(name="ids", role="tokens", shape=(1, "S"), dtype="int64")
@@ -96,27 +96,6 @@ def test_graph_capture_option_is_set_for_first_provider():
 
 RUNS_TO_RECORD = 3
 """What CUDA does: two that allocate memory, and the one that is recorded."""
-
-
-class OnDevice:
-    """Memory that only copies reach."""
-
-    dtype, memory = "float32", "Device"
-
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        self.held = np.zeros(shape, np.float32)
-        self.value = SimpleNamespace(shape=lambda: list(shape))
-
-    def write(self, buffer: Buffer) -> None:
-        self.held[...] = buffer.host
-
-    def host_copy(self) -> Buffer:
-        copy = host_buffer(self.held.shape, self.dtype)
-        copy.host[...] = self.held
-        return copy
-
-    def clear(self) -> None:
-        self.held.fill(0)
 
 
 class Device:

@@ -6,12 +6,10 @@ import numpy as np
 import pytest
 
 from partita.errors import GenerationError
-from partita.providers.resolve import parse_chain
 from partita.runtime.generate.choice.sampling import greedy
 from partita.runtime.generate.loop import GenerationLoop
 from partita.runtime.generate.request import Request
-from partita.runtime.generate.runner import load_runner
-from tests.runtime.handmade_packages import ALL, BROKEN, PROMPTS, VOCAB, handmade, known_tokens
+from tests.runtime.handmade_packages import ALL, BROKEN, PROMPTS, VOCAB, known_tokens
 
 KEYS, STATES = ("key",), ALL
 
@@ -170,19 +168,12 @@ def test_patience_interleaves_decode_steps_with_prefill_chunks(opened, fewer):
         assert told == {first: known_tokens(PROMPTS[2], 20, KEYS), second: known_tokens(PROMPTS[0], 6, KEYS)}
 
 
-def test_last_bound_returns_the_profiled_decode_binding(tmp_path):
+def test_last_bound_returns_the_profiled_decode_binding(opened):
     """The last steps cover fewer rows, with smaller buffers than the profiled steps."""
-    package = handmade(tmp_path / "package", batch=4, states=KEYS, appends=False, fewer=True)
-    runner = load_runner(package, parse_chain("cpu"), threads=1, observe=True)
-    try:
-        engine = GenerationLoop(runner)
-        for count in (8, 8, 8, 12):
-            engine.add_request(Request(PROMPTS[2], greedy, max_new_tokens=count))
-        finish(engine)
-        sizes = [
-            graph.binding.buffers["logits"].size_bytes
-            for graph in (runner.last_bound("decode"), runner._bound["decode", 0])
-        ]
-        assert sizes == [4 * VOCAB * 4, VOCAB * 4]
-    finally:
-        runner.close()
+    runner = opened(observe=True, batch=4, states=KEYS, appends=False, fewer=True)
+    engine = GenerationLoop(runner)
+    for count in (8, 8, 8, 12):
+        engine.add_request(Request(PROMPTS[2], greedy, max_new_tokens=count))
+    finish(engine)
+    graphs = (runner.last_bound("decode"), runner._bound["decode", 0])
+    assert [graph.binding.buffers["logits"].size_bytes for graph in graphs] == [4 * VOCAB * 4, VOCAB * 4]

@@ -202,7 +202,7 @@ def test_device_rows_are_saved_and_loaded_through_host_memory(dtype, kind):
     from dataclasses import replace
 
     from partita.package.contract import State
-    from partita.runtime.generate.cache import FixedState, StoredState
+    from partita.runtime.generate.cache import StoredState
     from partita.runtime.ort.buffers import host_buffer
 
     filled = host_buffer((3, 2, 5, 4), dtype)
@@ -214,7 +214,7 @@ def test_device_rows_are_saved_and_loaded_through_host_memory(dtype, kind):
             return replace(filled, array=None, memory="Cuda")
 
     state = State(past="past", present="present", layer=0, kind=kind, shape=(3, 2, 5, 4), dtype=dtype)
-    store = (FixedState if kind == "key" else StoredState)(state, Session(), 3)  # type: ignore[arg-type]
+    store = StoredState(state, Session(), 3)  # type: ignore[arg-type]
     tokens = 3 if kind == "key" else 5
     assert store.saves(tokens, 5) and store.can_load()
     values = store.save_row(2, tokens)

@@ -84,13 +84,15 @@ class Both:
                 script(engine)
             except GenerationError as error:
                 raised = str(error)
-            untimed = [step._replace(run_seconds=0, overhead_seconds=0, draft_seconds=0) for step in runner.steps]
+            untimed = [
+                step._replace(run_seconds=0, overhead_seconds=0, draft_seconds=0) for step in runner.recorder.steps
+            ]
             cache = runner.cache
             values = [np.array(buffer.values()) for buffer in cache.buffers]
             return [
                 untimed,
                 raised,
-                cache.facts(),
+                [store.fact() for store in cache.stores],
                 [*cache.lengths],
                 cache.dirty,
                 values,
@@ -182,5 +184,5 @@ def test_graph_is_bound_again_after_adapter_change(both):
             runner: Runner
             with load_runner(package, parse_chain("cpu"), threads=1) as runner:
                 script(GenerationLoop(runner, 8, records=True))
-                found.append([step.tokens for step in runner.steps])
+                found.append([step.tokens for step in runner.recorder.steps])
     assert found[0] == found[1]

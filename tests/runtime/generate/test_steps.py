@@ -73,8 +73,8 @@ def test_joining_prompt_is_prefilled_separately_in_chunks(open_runner, reference
         steps(2)
     steps(1000)
     assert found == [reference(prompt, 20) for prompt in (PROMPTS[1], PROMPTS[2], PROMPTS[0])]
-    assert [step.row_tokens for step in runner.steps if step.phase == "prefill"] == [7, 3, 8, 8, 4]
-    assert [step.row_tokens for step in runner.steps][:3] == [7, 1, 1], "a step of one row, and not of three"
+    assert [step.row_tokens for step in runner.recorder.steps if step.phase == "prefill"] == [7, 3, 8, 8, 4]
+    assert [step.row_tokens for step in runner.recorder.steps][:3] == [7, 1, 1], "a step of one row, and not of three"
 
 
 def test_steps_record_phase_and_token_count(open_runner):
@@ -106,14 +106,6 @@ def test_stop_token_ends_only_its_row(open_runner, reference):
         kept = tokens[: tokens.index(stop) + 1] if stop in tokens else tokens
         assert row(steps, index) == kept
         assert steps[-1].finish[index] == ("stop" if stop in tokens else "length")
-
-
-@pytest.mark.parametrize("kind", ["gqa", "onnx24", "static pair"])
-def test_full_cache_ends_row_after_last_token_in_cache(open_runner, reference, kind):
-    runner = open_runner(**KINDS[kind])
-    steps = run(runner, [PROMPTS[0]], new=1000)
-    assert row(steps) == reference(PROMPTS[0], runner.contract.max_length - len(PROMPTS[0]))
-    assert steps[-1].finish == ("cache_full",)
 
 
 def test_full_row_does_not_change_other_rows(open_runner, reference):

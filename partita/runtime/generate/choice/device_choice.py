@@ -11,7 +11,6 @@ import math
 import time
 import timeit
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +20,7 @@ from partita.errors import PartitaError
 from partita.package.contract import Port
 from partita.runtime.generate.choice.sampling import MOST_DRAWN, largest
 from partita.runtime.ort.binding import Binding
-from partita.runtime.ort.buffers import NATIVE_ERRORS, Buffer, host_buffer
+from partita.runtime.ort.buffers import HEAD, NATIVE_ERRORS, Buffer, host_buffer
 from partita.runtime.ort.errors import one_line
 from partita.runtime.ort.session import NativeFailureError, Session
 
@@ -30,7 +29,6 @@ SELECTED = 64
 LEAST_BYTES = 1 << 15
 """Vocabularies below this size are copied faster than a kernel starts."""
 ROUNDS = 5
-OPSET, IR_VERSION = 14, 8
 DTYPES = ("float32", "float16")
 """dtypes of logits that the host compares without conversion."""
 FAILURES: tuple[type[Exception], ...] = (PartitaError, NativeFailureError, OSError, *NATIVE_ERRORS)
@@ -173,23 +171,16 @@ def _lowest(work: Callable[[], object]) -> float:
 
 def _model(dtype: str, rank: int) -> bytes:
     """The selection model: logits […, vocab] to token ids, values and sum."""
-    import onnx
-    from onnx import helper
+    from onnx import TensorProto, parser
 
-    element, integer, wide = dtypes.dtype_named(dtype).number, onnx.TensorProto.INT64, onnx.TensorProto.FLOAT
-    sizes: list[Any] = [f"d{axis}" for axis in range(rank - 1)]
-    constants = [helper.make_tensor(name, integer, [1], [value]) for name, value in (("count", SELECTED), ("last", -1))]
-    nodes = [
-        helper.make_node("TopK", ["logits", "count"], ["values", "places"]),
-        helper.make_node("Cast", ["logits"], ["wide"], to=wide),
-        helper.make_node("ReduceSum", ["wide", "last"], ["sum"], keepdims=0),
-    ]
-    outputs = [
-        helper.make_tensor_value_info("places", integer, [*sizes, SELECTED]),
-        helper.make_tensor_value_info("values", element, [*sizes, SELECTED]),
-        helper.make_tensor_value_info("sum", wide, sizes),
-    ]
-    inputs = [helper.make_tensor_value_info("logits", element, [*sizes, "vocab"])]
-    graph = helper.make_graph(nodes, "choice", inputs, outputs, constants)
-    opsets = [helper.make_opsetid("", OPSET)]
-    return bytes(helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION).SerializeToString())
+    kind = TensorProto.DataType.Name(dtypes.dtype_named(dtype).number).lower()
+    axes = ",".join(f"d{axis}" for axis in range(rank - 1))
+    few, sums = f"[{axes},{SELECTED}]", f"[{axes}]"
+    model = parser.parse_model(f"""{HEAD} choice ({kind}[{axes},vocab] logits)
+        => (int64{few} places, {kind}{few} values, float{sums} sum)
+        <int64[1] count = {{{SELECTED}}}, int64[1] last = {{-1}}> {{
+            values, places = TopK(logits, count)
+            wide = Cast<to = {TensorProto.FLOAT}>(logits)
+            sum = ReduceSum<keepdims = 0>(wide, last)
+        }}""")
+    return bytes(model.SerializeToString())

@@ -185,69 +185,6 @@ class DraftLength:
 DraftLengths = defaultdict[int, DraftLength]
 """By number of decoding rows."""
 
-CHUNK_TOKENS = 512
-"""Prompt tokens per run of a draft package."""
-Ids = npt.NDArray[np.int64]
-
-
-class DraftModel:
-    """A drafter that runs a smaller package, one row at a time.
-
-    Raises GenerationError when the draft's logits are not finite, ProviderError or ResourceError when its run fails.
-    """
-
-    def __init__(self, runner: Runner, vocab_size: int) -> None:
-        """`runner`: of the draft package, batch size 1. `vocab_size`: of the target model."""
-        self._runner, self._vocab_size = runner, vocab_size
-        self._fed = np.zeros(runner.contract.max_length, np.int64)
-        runner.cache.prepare()
-
-    def __call__(self, history: Ids, most: int, /) -> list[int]:
-        """At most `most` draft tokens after `history` [n]; 0 only prefills it."""
-        longest = self._runner.contract.max_length
-        if len(history) > longest:
-            return []
-        self._rewind(history)
-        logits, tokens = self._read(history), list[int]()
-        while len(tokens) < most:
-            token = int(logits.argmax())
-            if token >= self._vocab_size or not np.isfinite(logits[token]):
-                break
-            tokens.append(token)
-            if len(tokens) == most or len(history) == longest:
-                break
-            history = np.append(history, token)
-            logits = self._read(history)
-        return tokens
-
-    def _rewind(self, history: Ids) -> None:
-        """Remove tokens that are not in the row's text, and at least its last token, whose logits are needed."""
-        cache = self._runner.cache
-        same = min(cache.lengths[0], len(history) - 1)
-        wrong = np.flatnonzero(self._fed[:same] != history[:same])
-        same = int(wrong[0]) if len(wrong) else same
-        if not cache.rewind(0, cache.lengths[0] - same):
-            cache.release_row(0)
-
-    def _read(self, text: Ids) -> npt.NDArray[np.float32]:
-        """Feed the tokens that are not cached; the logits [vocab] after the last token."""
-        runner = self._runner
-        filled = runner.cache.lengths
-        logits = np.zeros(0, np.float32)
-        while pending := len(text) - filled[0]:
-            begin = filled[0]
-            view = RowView(begin, pending, in_prompt=pending > SMALL_STEP_TOKENS or not begin)
-            plan = plan_step([view], runner.capacity, CHUNK_TOKENS)
-            assert plan is not None
-            graph, count = runner.prepare(plan), plan.counts[0]
-            graph.tokens.fill(0)
-            graph.tokens[0, :count] = self._fed[begin : begin + count] = text[begin : begin + count]
-            runner.run(plan, graph, 0)
-            if plan.ends:
-                logits = graph.logits(0, plan.ends[0][1])
-        return logits
-
-
 NAMED = 6
 """Maximum number of states in a message."""
 
@@ -258,13 +195,13 @@ def no_speculation_reason(runner: Runner) -> str | None:
     live = runner.rows if capacity.appends(runner.rows) else 1
     rows = [RowView(1, 2, every_logit=True)] * live
     rows += [RowView(0, 0, needs_cache=False)] * (runner.rows - live)
-    plan = plan_step(rows, capacity, CHUNK_TOKENS)
-    if plan is not None and plan.counts[:live] == (2,) * live and len(plan.positions) >= 2:
-        return _no_rewind_reason(runner)
-    return _no_rewind_reason(runner) or (
+    plan = plan_step(rows, capacity, SMALL_STEP_TOKENS)
+    verifies = plan is not None and plan.counts[:live] == (2,) * live and len(plan.positions) >= 2
+    lacking = (
         "no step of its graphs gives the logits of several tokens; export without `static_shapes`, with `batch_size=1` "
         "or `attention=onnx24`"
     )
+    return _no_rewind_reason(runner) or (None if verifies else lacking)
 
 
 def no_draft_reason(runner: Runner) -> str | None:
@@ -288,11 +225,9 @@ LONGEST = 20
 """Number of tokens before a match that are compared."""
 PLACES = 24
 """Number of latest matches that are compared."""
-SAME = 16
-"""Minimum number of last tokens that must be equal for a history to count as an extension of the indexed text."""
 
 
-class NgramDrafter:
+def ngram_draft(history: npt.NDArray[np.int64], most: int) -> list[int]:
     """A drafter that looks up n-grams in the row's own text.
 
     Among the latest earlier occurrences of the last two tokens, it chooses the occurrence with the longest common past,
@@ -300,50 +235,19 @@ class NgramDrafter:
 
         history   ... a b c d e ... a b c          draft  d e ...
     """
-
-    def __init__(self) -> None:
-        self._text: list[int] = []
-        self._pairs: dict[tuple[int, int], list[int]] = {}
-        """Positions after each pair of tokens, ascending, without the end of the text."""
-
-    def __call__(self, history: Ids, most: int, /) -> list[int]:
-        """At most `most` tokens that followed the longest earlier occurrence of the end of `history` [n]."""
-        self._follow(history)
-        place = self._find()
-        if place is None:
-            return []
-        found = self._text[place : place + most]
-        period = len(found)
-        while len(found) < most:
-            found.append(found[-period])
-        return found
-
-    def _follow(self, history: Ids) -> None:
-        """Index the new part of the text, or all of it after a rewind."""
-        count = len(self._text)
-        same = self._text[-SAME:]
-        fresh: list[int] = history[count - len(same) :].tolist()
-        if fresh[: len(same)] == same:
-            del fresh[: len(same)]
-        else:
-            fresh = history.tolist()
-            self._text, self._pairs = [], {}
-        text = self._text
-        for token in fresh:
-            if len(text) > 1:
-                self._pairs.setdefault((text[-2], text[-1]), []).append(len(text))
-            text.append(token)
-
-    def _find(self) -> int | None:
-        """The position whose past has the longest match with the end of the text."""
-        text = self._text
-        best, longest = None, 0
-        for place in reversed(self._pairs.get((text[-2], text[-1]), ())[-PLACES:] if len(text) > 1 else ()):
-            agree = 2
-            while agree < min(LONGEST, place) and text[place - 1 - agree] == text[-1 - agree]:
-                agree += 1
-            if agree > longest:
-                best, longest = place, agree
-            if longest >= LONGEST:
-                break
-        return best
+    if len(history) < 3 or not most:
+        return []
+    matches = (history[:-2] == history[-2]) & (history[1:-1] == history[-1])
+    places = np.flatnonzero(matches)[-PLACES:] + 2
+    if not len(places):
+        return []
+    past = np.arange(1, min(LONGEST, len(history)) + 1)
+    earlier = places[:, None] - past
+    same = (earlier >= 0) & (history[earlier] == history[len(history) - past])
+    longest = np.logical_and.accumulate(same, axis=1).sum(axis=1)
+    place = int(places[len(places) - 1 - int(longest[::-1].argmax())])
+    found: list[int] = history[place : place + most].tolist()
+    period = len(found)
+    while len(found) < most:
+        found.append(found[-period])
+    return found

@@ -32,7 +32,7 @@ def _selected_logits(row: Row, graph: BoundGraph, index: int, position: int) -> 
     """The logits of a position of a row: the largest if the device selected what its sampler needs, else all."""
     sampler = row.request.sampler
     count = 1 if sampler is greedy else sampler.candidate_count if isinstance(sampler, Draws) else 0
-    few = graph.largest(index, position, count) if count else None
+    few = graph.logits.largest(index, position, count) if count else None
     return graph.logits(index, position) if few is None else few
 
 
@@ -147,7 +147,7 @@ class SteadyStep:
         first = graph.span[0] if graph.span else 0
         self.graph = graph
         self.rows = tuple(
-            LiveRow(index, index - first, row, row.history, row.request.sampler or greedy, graph.host_logits(index))
+            LiveRow(index, index - first, row, row.history, row.request.sampler or greedy, graph.logits.in_place(index))
             for index, row in live
         )
         self.endings = endings(rows)

@@ -91,7 +91,9 @@ def make_sampler(options: Sampling = GREEDY) -> Sampler:
     full = check_fields(options).with_defaults(GREEDY)
     penalty = full.repetition_penalty or 1.0
     if not full.temperature:
-        return greedy if penalty == 1 else _penalised_greedy(penalty)
+        if penalty == 1:
+            return greedy
+        return lambda logits, history: greedy(_penalised(logits, history, penalty), history)
     random = np.random.Generator(np.random.PCG64(full.seed)).random
     return Draws(random, full.temperature, full.top_k or 0, full.top_p or 1.0, full.min_p or 0.0, penalty)
 
@@ -99,15 +101,6 @@ def make_sampler(options: Sampling = GREEDY) -> Sampler:
 def greedy(logits: Logits, history: Ids) -> int:
     """The most likely token; of equal ones, the first."""
     return int(logits.argmax())
-
-
-def _penalised_greedy(penalty: float) -> Sampler:
-    """The greedy sampler with a repetition penalty."""
-
-    def take(logits: Logits, history: Ids) -> int:
-        return int(_penalised(logits, history, penalty).argmax())
-
-    return take
 
 
 @dataclass(frozen=True, slots=True)

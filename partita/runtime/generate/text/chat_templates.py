@@ -38,7 +38,7 @@ OTHER_SOURCES = ("special_tokens_map.json", "added_tokens.json", "additional_cha
 """Files and folders that transformers reads as well."""
 
 
-def conversation(prompt: str, system: str | None) -> list[Message]:
+def conversation(prompt: str, system: str | None = None) -> list[Message]:
     """One user message, after a system message if given."""
     messages = [{"role": "system", "content": system}] if system is not None else []
     return [*messages, {"role": "user", "content": prompt}]

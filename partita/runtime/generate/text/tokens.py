@@ -14,12 +14,7 @@ from partita.extras import explain
 from partita.package.folder import TokenizerKind, refuse_absent
 from partita.remedies import FROM_CHECKPOINT, Remedy
 from partita.runtime.generate.text import chat_templates
-from partita.runtime.generate.text.chat_templates import (
-    Message,
-    as_named_in,
-    conversation,
-    plain_template,
-)
+from partita.runtime.generate.text.chat_templates import Message, as_named_in, plain_template
 from partita.runtime.generate.text.stop_strings import StopStrings
 from partita.runtime.ort.native_log import captured_output
 from partita.runtime.time_limit import LateError, in_time
@@ -120,13 +115,6 @@ class Text:
         more tokens than the cache length.
         """
         return self._encoded(_unicode(prompt), special=True, fits=fits)
-
-    def encode_chat(self, prompt: str, system: str | None = None) -> list[int]:
-        """Token ids of a conversation with one user message, with the generation prompt.
-
-        Raises the errors of `encode_messages`.
-        """
-        return self.encode_messages(conversation(prompt, system))
 
     def encode_messages(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of a conversation with the generation prompt. Message contents are strings.

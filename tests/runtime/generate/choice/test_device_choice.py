@@ -18,30 +18,12 @@ from partita.runtime.generate.choice.sampling import MOST_DRAWN, largest
 from partita.runtime.generate.feeds import BoundInput
 from partita.runtime.ort.buffers import Buffer, host_buffer
 from partita.runtime.ort.session import NativeFailureError, Session
+from tests.runtime.generate.device_memory import OnDevice
 
 BATCH, VOCAB = 2, 5000
 SHAPE = (BATCH, 1, VOCAB)
 PORT = Port(name="logits", role="logits", shape=SHAPE, dtype="float32")
 ROW_BYTES = SELECTED * (8 + 4) + 4
-
-
-class OnDevice:
-    """Memory that only copies reach; `copies` counts those to the host."""
-
-    memory = "Device"
-
-    def __init__(self, shape: tuple[int, ...], dtype: str = "float32") -> None:
-        self.dtype, self.held, self.copies = dtype, np.zeros(shape, dtype), 0
-        self.value = SimpleNamespace(shape=lambda: list(shape))
-        self.size_bytes = self.held.nbytes
-
-    def write(self, buffer: Buffer) -> None:
-        self.held[...] = buffer.host
-
-    def copy(self, buffer: Buffer) -> Any:
-        self.copies += 1
-        buffer.host[...] = self.held
-        return buffer.host
 
 
 def last_of_equals(run, values):
@@ -140,7 +122,8 @@ def logits_of(device: Device) -> tuple[Logits, OnDevice, DeviceChoice]:
     choice = device.choice()
     choice.check()
     made, held = OnDevice(SHAPE), host_buffer(SHAPE, "float32")
-    return Logits(BoundInput(held, held.host), cast(Buffer, made), choice), made, choice
+    logits = Logits(BoundInput(held, held.host), cast(Buffer, made), choice, "model.onnx", 0, {0: 0})
+    return logits, made, choice
 
 
 @pytest.mark.usefixtures("fast")
@@ -160,7 +143,7 @@ def test_single_selection_serves_all_rows_until_logits_are_copied():
                 assert np.array_equal(found[1], made.held[row, 0][found[0]])
         assert (made.copies, logits.copied_bytes) == (0, BATCH * ROW_BYTES)
     assert device.runs == runs + 3
-    assert np.array_equal(logits.row(1, 0), made.held[1, 0]) and np.array_equal(logits.row(0, 0), made.held[0, 0])
+    assert np.array_equal(logits(1, 0), made.held[1, 0]) and np.array_equal(logits(0, 0), made.held[0, 0])
     assert (made.copies, logits.copied_bytes) == (1, BATCH * ROW_BYTES + made.size_bytes)
     assert logits.largest(0, 0, 1) is None, "they are on the host"
 
@@ -173,7 +156,7 @@ def test_failing_device_falls_back_to_host_with_reason():
     device.way = failing
     for _ in range(2):
         logits.ran()
-        assert logits.largest(0, 0, 1) is None and logits.row(0, 0).argmax() == 7
+        assert logits.largest(0, 0, 1) is None and logits(0, 0).argmax() == 7
     assert (choice.is_used, choice.failure) == (False, "out of memory")
 
 

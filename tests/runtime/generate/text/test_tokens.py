@@ -11,6 +11,7 @@ import time
 import pytest
 
 from partita.errors import GenerationError, PackageError, UsageError
+from partita.runtime.generate.text.chat_templates import conversation
 from partita.runtime.generate.text.stop_strings import StopStrings
 from partita.runtime.generate.text.tokens import Text, load_text, stop_token_ids
 
@@ -211,14 +212,14 @@ def test_missing_chat_template_raises_usage_error(package_copy):
     folder = package_copy()
     (folder / "chat_template.jinja").unlink()
     with pytest.raises(UsageError, match="`chat`"):
-        load_text(folder).encode_chat("Hello")
+        load_text(folder).encode_messages(conversation("Hello"))
 
 
 def test_chat_template_exception_raises_generation_error(package_copy):
     folder = package_copy()
     (folder / "chat_template.jinja").write_text("{{ raise_exception('System role not supported') }}")
     with pytest.raises(GenerationError, match="System role not supported"):
-        load_text(folder).encode_chat("Hello", system="x")
+        load_text(folder).encode_messages(conversation("Hello", system="x"))
 
 
 def test_missing_tokenizer_error_suggests_token_ids(package_copy):
