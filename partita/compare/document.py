@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from partita.compare.rows import Change, Comparison, Value
@@ -64,11 +64,14 @@ def document(found: Comparison) -> Document:
     """Every section that is not empty."""
     shown = {name for part in PARTS.values() for name in part.sections}
     others = dict.fromkeys(change.section for change in found.changes if change.section not in shown)
-    parts = PARTS | {name.replace(" ", "-"): Part(name.capitalize(), (name,)) for name in others}
-    sections = [_sides(found)]
-    for key, part in parts.items():
-        changes = [each for each in found.of(*part.sections) if part.kind in ("", each.kind)]
-        changes = [each for each in changes if not _is_explained(each, found)]
+    sides = [
+        (letter, ", ".join(filter(None, (f"{side.name}: {side.description}", side.created))))
+        for letter, side in (("A", found.before), ("B", found.after))
+    ]
+    equal = Line(f"{plural(found.equal_rows, 'value')} equal in both", tone="quiet")
+    sections = [Section("files", "Compared", (pairs("Compared", sides), equal), folded=True)]
+    for key, part in (PARTS | {name.replace(" ", "-"): Part(name.capitalize(), (name,)) for name in others}).items():
+        changes = [each for each in _unexplained(found, *part.sections) if part.kind in ("", each.kind)]
         notes = [Line(text, "note") for text in found.notes] if key == "cost" else []
         if changes or notes:
             blocks = list(_groups(part, changes) if part.noun else _table(part, changes))
@@ -85,21 +88,10 @@ def document(found: Comparison) -> Document:
 VIEWS = Views(document)
 
 
-def _is_explained(change: Change, found: Comparison) -> bool:
-    """Whether it is a reason of a node that moved, which is shown with the node."""
-    if change.section != "reasons":
-        return False
-    return any((other.group, other.name) == (change.group, change.name) for other in found.of("nodes"))
-
-
-def _sides(found: Comparison) -> Section:
-    """The two files."""
-    rows = (
-        (letter, f"{side.name}: {side.description}{f', {side.created}' if side.created else ''}")
-        for letter, side in (("A", found.before), ("B", found.after))
-    )
-    equal = Line(f"{plural(found.equal_rows, 'value')} equal in both", tone="quiet")
-    return Section("files", "Compared", (pairs("Compared", rows), equal), folded=True)
+def _unexplained(found: Comparison, *sections: str) -> list[Change]:
+    """The changes of some sections, without reasons of nodes that changed, which are shown with the node."""
+    nodes = {(change.group, change.name) for change in found.of("nodes")}
+    return [each for each in found.of(*sections) if each.section != "reasons" or (each.group, each.name) not in nodes]
 
 
 def _table(part: Part, changes: Sequence[Change]) -> Iterator[Block]:
@@ -115,8 +107,7 @@ def _table(part: Part, changes: Sequence[Change]) -> Iterator[Block]:
     cells = [(group, name_some(names, NAMES), *others) for (group, *others), names in rows.items()]
     used = [column for column in range(len(heads)) if any(row[column] for row in cells)]
     columns = [Column(heads[column], number=part is PARTS["cost"] and column > 1) for column in used]
-    shown = [[row[column] for column in used] for row in cells]
-    yield table(part.title, columns, shown, obvious=True, most=ROWS)
+    yield table(part.title, columns, [[row[column] for column in used] for row in cells], obvious=True, most=ROWS)
     if any(change.details.get("spread") == "within" for change in changes):
         yield Line("~: not significant; each run's median step is within the other run's p95.")
 
@@ -135,21 +126,21 @@ def _groups(part: Part, changes: Iterable[Change]) -> Iterator[Block]:
 
 def _details(part: Part, changes: Sequence[Change]) -> Iterator[Line]:
     """Operators, names, evidence and remedy of changes of one kind."""
-    for label in ("operator", "part_of"):
-        counted = Counter(text for change in changes if (text := change.details.get(label)))
-        if counted:
-            yield Line(tally(counted), "operators" if label == "operator" else "as part of")
+    texts = {
+        name: [text for change in changes if (text := change.details.get(name))]
+        for name in ("operator", "part_of", "caused_by", "evidence", "remedy")
+    }
+    for name, label in (("operator", "operators"), ("part_of", "as part of")):
+        if texts[name]:
+            yield Line(tally(Counter(texts[name])), label)
     former = [(change.name, change.details.get("former_name")) for change in changes]
-    yield Line(
-        name_some([f"{name} (was {old})" if old else name for name, old in former], NAMES),
-        plural(2, part.noun).removeprefix("2 "),
-    )
-    for label in ("caused_by", "evidence", "remedy"):
-        texts = list(dict.fromkeys(text for change in changes if (text := change.details.get(label))))
-        if texts:
-            more = f" (and {len(texts) - 1} more)" if len(texts) > 1 else ""
-            kind = changes[0].details.get("evidence_kind") if label == "evidence" else None
-            yield Line(f"{texts[0]}{more}", f"{label.replace('_', ' ')}{f' ({kind})' if kind else ''}")
+    names = [f"{name} (was {old})" if old else name for name, old in former]
+    yield Line(name_some(names, NAMES), plural(2, part.noun).removeprefix("2 "))
+    kind = changes[0].details.get("evidence_kind")
+    for name, label in (("caused_by", "caused by"), ("evidence", f"evidence ({kind})"), ("remedy", "remedy")):
+        if different := list(dict.fromkeys(texts[name])):
+            more = f" (and {len(different) - 1} more)" if len(different) > 1 else ""
+            yield Line(f"{different[0]}{more}", label)
 
 
 def by_names(changes: Iterable[Change]) -> list[tuple[list[str], list[Change]]]:
@@ -173,20 +164,19 @@ def describe(change: Change) -> str:
 
 def _texts(change: Change) -> tuple[str, str]:
     """Both values."""
-    return _text(change, change.before), _text(change, change.after)
 
+    def text(value: Value) -> str:
+        if change.section == "nodes":
+            return named_provider(None if value is None else str(value))
+        if value is None:
+            return NOT_KNOWN
+        if isinstance(value, str):
+            return value
+        if change.section == "copies" or change.name.startswith("bytes copied"):
+            return human_bytes(round(value))
+        return decimals(value) if change.section == "times" else f"{value:,.0f}"
 
-def _text(change: Change, value: Value) -> str:
-    """A value of a change."""
-    if change.section == "nodes":
-        return named_provider(None if value is None else str(value))
-    if value is None:
-        return NOT_KNOWN
-    if isinstance(value, str):
-        return value
-    if change.section == "copies" or change.name.startswith("bytes copied"):
-        return human_bytes(round(value))
-    return decimals(value) if change.section == "times" else f"{value:,.0f}"
+    return text(change.before), text(change.after)
 
 
 def _ratio(change: Change) -> str:
@@ -216,18 +206,13 @@ NAMED = {
 """Subject and name of changes that the headline of two reports names; other changes are counted."""
 
 
-def report_headline(found: Comparison, nodes: Mapping[str, int]) -> str:
-    """One sentence about two reports. `nodes`: phase -> its nodes in the second report."""
+def report_headline(found: Comparison) -> str:
+    """One sentence about two reports."""
     if found.unrelated_reason:
         return f"not comparable: {found.unrelated_reason}"
     failed = [side.name for side in (found.before, found.after) if side.failure is not None]
     parts = [f"the run of {listing(dict.fromkeys(failed))} FAILED"] if failed else []
-    if found.same:
-        counts = grouped(nodes, nodes.__getitem__)
-        where = listing(f"{plural(count, 'node')} in {listing(phases)}" for count, phases in counts.items())
-        parts.append(f"no difference in placement, reasons and copies ({where})")
-    else:
-        parts.append(", ".join(_placement(found)))
+    parts.append("no difference in placement, reasons and copies" if found.same else ", ".join(_placement(found)))
     around = found.of(*AROUND)
     named = [each for each in around if (each.group, each.name) in NAMED or each.effect != "neutral"]
     for change in named:
@@ -242,14 +227,12 @@ def report_headline(found: Comparison, nodes: Mapping[str, int]) -> str:
 
 def _placement(found: Comparison) -> Iterator[str]:
     """Differences of nodes, reasons and copies."""
-    nodes = found.of("nodes")
-    if not any(change.kind == "changed" for change in nodes):
+    if not any(change.kind == "changed" for change in found.of("nodes")):
         yield "no node moved"
-    reasons = [change for change in found.of("reasons") if not _is_explained(change, found)]
-    for noun, listed in (("node", nodes), ("reason", reasons)):
-        for text, changes in grouped(listed, _verb).items():
-            for phases, same in by_names(changes):
-                yield f"{plural(len(same), noun)} {text} in {listing(phases)}"
+    alike = grouped(_unexplained(found, "nodes", "reasons"), lambda change: (change.section, _verb(change)))
+    for (section, text), changes in alike.items():
+        for phases, same in by_names(changes):
+            yield f"{plural(len(same), section.removesuffix('s'))} {text} in {listing(phases)}"
     counts, copies = found.of("copy_count"), found.of("copies")
     if counts:
         before, after = ("unknown" if value is None else value for value in (counts[-1].before, counts[-1].after))

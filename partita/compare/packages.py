@@ -12,51 +12,37 @@ from partita.observations.text_format import human_bytes, listing, plural
 from partita.partition_reports.groups import grouped
 from partita.support.records import SupportTable, VersionEntry
 
-Files = Mapping[tuple[str, str], FileFacts]
-"""Section and name of a row -> the file."""
-
 
 def compare_packages(first: Inspection, second: Inspection) -> Comparison:
     """Differences of `second` from `first`. Files are compared by hash if both have one, else by size."""
-    sides = [
-        Side(name=each.path, description=summary(each), created=each.provenance.created) for each in (first, second)
-    ]
-    files = [_files(each) for each in (first, second)]
+    both = (first, second)
+    sides = [Side(name=each.path, description=summary(each), created=each.provenance.created) for each in both]
+    files = [_files(each) for each in both]
     hashed = {key for key in files[0] if all(key in own and own[key].sha256 for own in files)}
-    rows = [(*_rows(each), *_file_rows(own, hashed)) for each, own in zip((first, second), files, strict=True)]
+    rows = [(*_rows(each), *_file_rows(own, hashed)) for each, own in zip(both, files, strict=True)]
     found = compare_rows("package", sides, rows)
     counted = Counter(change.section for change in found.changes)
     headline = f"Different: {listing(f'{subject} ({count})' for subject, count in counted.items())}"
     if found.same:
         headline = "No differences"
-        if not (_is_hashed(first) and _is_hashed(second)):
+        if not all(each.files and all(file.sha256 or file.size_bytes is None for file in each.files) for each in both):
             headline = "No known differences; file contents were not compared, because some files have no hash"
     return found.model_copy(update={"headline": headline})
 
 
-def _is_hashed(found: Inspection) -> bool:
-    """Whether every file has a hash or is missing."""
-    known = {file.name for file in found.files if file.sha256 or file.size_bytes is None}  # or missing
-    return bool(known) and known >= {
-        *(file.name for file in found.files),
-        *(name for graph in found.graphs for name in graph.data_files),
-    }
+def _files(found: Inspection) -> dict[tuple[str, str], FileFacts]:
+    """Section and name of a row -> the file, with a size or a hash."""
+    listed = [("provenance", f"checkpoint file {file.name}", file) for file in found.provenance.source_files]
+    listed += [
+        ("adapters", f"{adapter.name}: {source.name}", FileFacts.copy_of(source))
+        for adapter in found.adapters
+        for source in adapter.source
+    ]
+    listed += [("files", file.name, file) for file in found.files]
+    return {(section, name): file for section, name, file in listed}
 
 
-def _files(found: Inspection) -> Files:
-    """Every file with a size or a hash."""
-    return {
-        **{("provenance", f"checkpoint file {file.name}"): file for file in found.provenance.source_files},
-        **{
-            ("adapters", f"{adapter.name}: {source.name}"): FileFacts.copy_of(source)
-            for adapter in found.adapters
-            for source in adapter.source
-        },
-        **{("files", file.name): file for file in found.files},
-    }
-
-
-def _file_rows(files: Files, hashed: set[tuple[str, str]]) -> Iterator[Row]:
+def _file_rows(files: Mapping[tuple[str, str], FileFacts], hashed: set[tuple[str, str]]) -> Iterator[Row]:
     """A row for each file."""
     for (section, name), file in files.items():
         text = "missing" if file.size_bytes is None else f"{file.size_bytes:,} bytes"
@@ -66,25 +52,27 @@ def _file_rows(files: Files, hashed: set[tuple[str, str]]) -> Iterator[Row]:
 
 def _rows(found: Inspection) -> Iterator[Row]:
     """The known facts, without files."""
-    yield from field_rows("model", "", found.model.model_dump())
-    if found.contract is not None:
-        yield from field_rows("contract", "", found.contract.model_dump(exclude={"source"}))
+    for section, record, hidden in (
+        ("model", found.model, set[str]()),
+        ("contract", found.contract, {"source"}),
+        ("cache", found.cache, {"states"}),
+        ("provenance", found.provenance, {"created", "source_files"}),
+        ("tokenizer", found.tokenizer, {"files"}),
+        ("licence", found.licence, {"source"}),
+    ):
+        if record is not None:
+            yield from field_rows(section, "", record.model_dump(exclude=hidden))
     # Several graphs are matched by name, single graphs without it.
     for graph in found.graphs:
         yield from _graph(graph, "" if len(found.graphs) == 1 else f"{graph.file}: ")
-    if (cache := found.cache) is not None:
-        yield from field_rows("cache", "", cache.model_dump(exclude={"states"}))
-        for state in cache.states:
-            yield Row("cache", "", f"{state.past} -> {state.present}", f"{state.dtype} {state_text(state)}")
+    for state in found.cache.states if found.cache is not None else ():
+        yield Row("cache", "", f"{state.past} -> {state.present}", f"{state.dtype} {state_text(state)}")
     for kind in found.weights.kinds:
         yield Row("weights", "", kind.dtype, f"{plural(kind.tensors, 'tensor')}, {human_bytes(kind.size_bytes)}")
     for name, modules in grouped(found.modules, lambda module: module.module or "(no module)").items():
         yield Row("modules", "", name, " + ".join(sorted(set(map(storage_text, modules)))))
-    yield from field_rows("provenance", "", found.provenance.model_dump(exclude={"created", "source_files"}))
     for adapter in found.adapters:
         yield Row("adapters", "", adapter.name, adapter_text(adapter))
-    yield from field_rows("tokenizer", "", found.tokenizer.model_dump(exclude={"files"}))
-    yield from field_rows("licence", "", found.licence.model_dump(exclude={"source"}))
     for finding in found.findings:
         yield Row("findings", "", finding.problem, "found")
 
@@ -96,9 +84,7 @@ GRAPH_PARTS = {"file", "size_bytes", "variant", "operators", "inputs", "outputs"
 def _graph(graph: GraphFacts, prefix: str) -> Iterator[Row]:
     opsets = {f"opset {domain_name(domain)}": version for domain, version in graph.opsets.items()}
     yield from field_rows("graph", "", {**graph.model_dump(exclude=GRAPH_PARTS), **opsets}, prefix)
-    operators = {f"{entry.domain}:{entry.operator}".lstrip(":"): entry.nodes for entry in graph.operators}
-    for name, nodes in operators.items():
-        yield Row("operators", "", f"{prefix}{name}", f"{nodes:,}")
+    yield from (Row("operators", "", f"{prefix}{name}", f"{nodes:,}") for name, nodes in graph.operators.items())
     for way, ports in (("input", graph.inputs), ("output", graph.outputs)):
         for port in ports:
             role = f", {port.role}" if port.role else ""

@@ -7,10 +7,9 @@ import re
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from partita.compare.document import report_headline
-from partita.compare.rows import Comparison, Details, Row, Side, compare_rows, field_rows
+from partita.compare.rows import Comparison, Row, Side, Value, compare_rows, field_rows
 from partita.diagnosis.records import Fallback, SkippedProvider
 from partita.observations.text_format import decimals, listing, plural, short_provider
 from partita.partition_reports.cost import rows_of
@@ -28,7 +27,7 @@ from partita.partition_reports.outcome import (
     too_few_steps,
 )
 from partita.partition_reports.placement import subgraph_copies
-from partita.partition_reports.records import Copy, FileNode, NodePlacement, Phase, Report
+from partita.partition_reports.records import FileNode, NodePlacement, Phase, Report
 
 RELATED = 0.5
 """Minimum share of common node names, relative to the larger report, for reports of one model."""
@@ -38,8 +37,8 @@ COUNTER = re.compile(r"_\d+$")
 DIGITS = re.compile(r"\d+")
 COUNTED = ("phases", "outcome", "nodes", "reasons", "copies", "copy_count")
 """Sections that make two reports differ."""
-Phases = Sequence[tuple[Phase, Phase]]
-"""The phases that both reports have."""
+Pair = tuple[Phase, Phase]
+"""A phase that both reports have."""
 
 
 def compare(before: Report, after: Report, *, names: tuple[str, str] = ("A", "B")) -> Comparison:
@@ -47,21 +46,14 @@ def compare(before: Report, after: Report, *, names: tuple[str, str] = ("A", "B"
     reports, later = (before, after), {phase.name: phase for phase in after.phases}
     phases = [(phase, later[phase.name]) for phase in before.phases if phase.name in later]
     rows = [list(_rows(reports, phases, at)) for at in (0, 1)]
-    details: dict[str, Details] = {
-        "nodes": partial(_node_details, active_of(after)),
-        "reasons": _reason_details,
-        "copies": _copy_details,
-        "times": _spread,
-    }
     sides = [_side(report, name) for report, name in zip(reports, names, strict=True)]
-    found = compare_rows("report", sides, rows, details=details, counted=COUNTED)
+    found = compare_rows("report", sides, rows, counted=COUNTED)
     unrelated, notes = _unrelated_reason(reports, phases, rows, names), tuple(_notes(before, after, phases))
     found = found.model_copy(update={"unrelated_reason": unrelated, "notes": notes})
-    nodes: dict[str, int] = {now.name: file_counts(now).total() for _, now in phases}
-    return found.model_copy(update={"headline": report_headline(found, nodes)})
+    return found.model_copy(update={"headline": report_headline(found)})
 
 
-def _rows(reports: tuple[Report, Report], phases: Phases, at: int) -> Iterator[Row]:
+def _rows(reports: tuple[Report, Report], phases: Sequence[Pair], at: int) -> Iterator[Row]:
     """Every row of one report."""
     report, chains = reports[at], [[entry.provider for entry in each.chain] for each in reports]
     order = max(chains[1], chains[0], key=len)
@@ -77,18 +69,18 @@ def _rows(reports: tuple[Report, Report], phases: Phases, at: int) -> Iterator[R
     names = [phase.name for phase in report.phases]
     yield Row("phases", "request", "phases", ", ".join(names), rank=-len(names))
     yield Row("outcome", "outcome", "run", "completed" if failure_of(report) is None else "failed")
-    for group, values in _context(report).items():
+    for group, values in _context(report):
         yield from field_rows("context", group, values)
     cache, in_place = report.cache, is_in_place(report.cache) is True
     text = "no cache" if cache is None or status_of(cache) == "no_cache" else cache_text(cache)
     yield Row("cache", "cache", "cache", text, rank=-in_place)
-    active = {*active_of(reports[0]), *active_of(reports[1])}.intersection(*chains)
+    both, active = {*active_of(reports[0]), *active_of(reports[1])}.intersection(*chains), active_of(report)
     for pair in phases:
         phase, placed = pair[at], placed_rows(report, pair[at])
         for row in placed:
-            provider = row.node.provider
-            yield Row("nodes", phase.name, row.node.name, provider, row.keys(), rank(provider), source=row)
-        yield from _reason_rows(report, phase, placed, active)
+            where, facts, causes = row.node.provider, row.facts(), row.causes(active)
+            yield Row("nodes", phase.name, row.node.name, where, row.keys(), rank(where), None, facts, causes)
+        yield from _reason_rows(report, phase, placed, both)
         yield from _copy_rows(phase, compare_sizes=not _tokens_differ(pair))
         yield from _figure_rows(pair, at)
 
@@ -131,6 +123,15 @@ class PlacedRow:
         kind = (self.node.op_type, DIGITS.sub("#", name))
         return ((*kind, self.node.provider), kind)
 
+    def facts(self) -> Mapping[str, str | None]:
+        """Operator, module, and the node that runs it."""
+        return {"operator": self.node.op_type, "module": self.node.module, "part_of": self.part_of}
+
+    def causes(self, active: Sequence[str]) -> Mapping[Value, Mapping[str, str]]:
+        """Skipped provider -> why the node is not on it; None: the first available one."""
+        found: dict[Value, Mapping[str, str]] = {name: _evidence(why) for name, why in self.skipped.items()}
+        return found | ({None: _evidence(self.fallbacks[-1].first_active(active))} if self.fallbacks else {})
+
 
 def placed_rows(report: Report, phase: Phase, *, memcpy: bool = False) -> list[PlacedRow]:
     """The rows of a phase: file nodes that were not folded, then added nodes; Memcpy nodes only with `memcpy`."""
@@ -147,22 +148,7 @@ def placed_rows(report: Report, phase: Phase, *, memcpy: bool = False) -> list[P
     return rows
 
 
-def _node_details(active: Sequence[str], was: Row | None, now: Row | None) -> Mapping[str, str | None]:
-    """The node, and why it is not on its former provider, or else on the first available preferred one."""
-    shown: PlacedRow = (now or was).source  # type: ignore[union-attr]
-    left = shown.skipped.get(str(was.value)) if was is not None else None
-    reason = left or (shown.fallbacks[-1].first_active(active) if shown.fallbacks else None)
-    renamed = was and now and was.name != now.name and not shown.is_added
-    return {
-        "operator": shown.node.op_type or (was.source.node.op_type if was is not None else None),
-        "module": shown.node.module,
-        "part_of": shown.part_of,
-        "former_name": was.name if was and renamed else None,
-        **(_evidence(reason) if now is not None and reason is not None else {}),
-    }
-
-
-def _evidence(why: SkippedProvider) -> Mapping[str, str | None]:
+def _evidence(why: SkippedProvider) -> dict[str, str]:
     return {"reason": why.reason, "evidence": why.evidence, "evidence_kind": why.evidence_kind, "remedy": why.remedy}
 
 
@@ -178,20 +164,17 @@ def _reason_rows(report: Report, phase: Phase, rows: Sequence[PlacedRow], provid
     for name, keys, skipped, fallback in named:
         found = [reason for provider, reason in skipped.items() if provider in providers]
         if found:
-            codes = ", ".join(reason.reason for reason in found)
-            source = (fallback.provider, found[0])
-            yield Row("reasons", phase.name, name, codes, keys, rank=1, missing_rank=0, source=source)
-
-
-def _reason_details(was: Row | None, now: Row | None) -> Mapping[str, str | None]:
-    provider, reason = (now or was).source  # type: ignore[union-attr]
-    return {"provider": provider, **_evidence(reason), "reason": None, "remedy": reason.remedy if now else None}
+            codes, facts = ", ".join(reason.reason for reason in found), _evidence(found[0])
+            del facts["reason"]
+            causes: dict[Value, Mapping[str, str]] = {None: {"remedy": facts.pop("remedy")}}
+            facts["provider"] = fallback.provider
+            yield Row("reasons", phase.name, name, codes, keys, 1, 0, facts, causes)
 
 
 # Copies and figures
 
 
-def _tokens_differ(phases: tuple[Phase, Phase]) -> bool:
+def _tokens_differ(phases: Pair) -> bool:
     """Whether the numbers of tokens per run differ, so that sizes per run are not comparable."""
     counts = [phase.cost.tokens_per_run if phase.cost else None for phase in phases]
     return None not in counts and counts[0] != counts[1]
@@ -204,18 +187,14 @@ def _copy_rows(phase: Phase, *, compare_sizes: bool) -> Iterator[Row]:
         causes = frozenset(name for cause in copy.caused_by for name in behind.get(cause, {cause}))
         size = copy.bytes_per_run if compare_sizes else None
         keys: list[Hashable] = [(copy.kind, copy.name)]
+        facts = {"direction": copy.direction, "border": copy.kind, "caused_by": ", ".join(copy.caused_by)}
         if copy.kind == "memcpy_node":
             keys = [(copy.direction, key) for key in (copy.tensor, causes) if key] or [(copy.direction, size)]
-        yield Row("copies", phase.name, copy.tensor or copy.name, size, tuple(keys), source=copy)
+            del facts["border"]
+        yield Row("copies", phase.name, copy.tensor or copy.name, size, tuple(keys), details=facts)
 
 
-def _copy_details(was: Row | None, now: Row | None) -> Mapping[str, str | None]:
-    copy: Copy = (now or was).source  # type: ignore[union-attr]
-    border = None if copy.kind == "memcpy_node" else copy.kind
-    return {"direction": copy.direction, "border": border, "caused_by": ", ".join(copy.caused_by)}
-
-
-def _figure_rows(phases: tuple[Phase, Phase], at: int) -> Iterator[Row]:
+def _figure_rows(phases: Pair, at: int) -> Iterator[Row]:
     """Counts, sizes and times. Copied bytes: known sizes in the main graph, per token or per run."""
     phase, per_token = phases[at], all(each.cost is not None and each.cost.tokens_per_run for each in phases)
     inside, cost = subgraph_copies(phase), phase.cost
@@ -238,66 +217,48 @@ def _figure_rows(phases: tuple[Phase, Phase], at: int) -> Iterator[Row]:
         # An unknown number may be the smallest in the first report, and the largest in the second.
         rank = value if value is not None else math.inf if at else -math.inf
         ranked = rank if section in ("copy_count", "copy_bytes") else None
-        yield Row(section, phase.name, name, value, rank=ranked, source=phase)
+        spread = {"spread": _spread(phases)} if name in ("tokens/s", "p50 ms per step") else {}
+        yield Row(section, phase.name, name, value, rank=ranked, details=spread)
 
 
-def _spread(was: Row | None, now: Row | None) -> Mapping[str, str | None]:
+def _spread(phases: Pair) -> str:
     """Whether each run's median step is within the other run's p95; variation between runs is not covered."""
-    if was is None or now is None or now.name == "ms waited per token":
-        return {}
-    ours, theirs = was.source, now.source
-    steps = (ours.step_p50_ms, theirs.step_p50_ms, ours.step_p95_ms, theirs.step_p95_ms)
-    if min(ours.steps, theirs.steps) < 2 or None in steps:
-        return {}
-    return {"spread": "within" if steps[1] <= steps[2] and steps[0] <= steps[3] else "beyond"}
+    medians, high = ([getattr(phase, name) for phase in phases] for name in ("step_p50_ms", "step_p95_ms"))
+    if min(phase.steps for phase in phases) < 2 or None in (*medians, *high):
+        return ""
+    return "within" if medians[1] <= high[0] and medians[0] <= high[1] else "beyond"
 
 
 # Versions, model, request
 
 
-def _context(report: Report) -> Mapping[str, Mapping[str, object]]:
-    """Subject -> name -> value of the run, without figures and values that differ in every run."""
-    env, request = report.environment, report.request
-    found: dict[str, dict[str, object]] = {
-        "environment": {
-            "onnxruntime": env.onnxruntime_version,
-            "onnxruntime_package": ", ".join(wheel.name for wheel in env.onnxruntime_wheels),
-            "partita": report.partita_version,
-            **env.packages,
-            **env.model_dump(include={"onnxruntime_build", "python", "operating_system", "cpu", "logical_cores"}),
+def _context(report: Report) -> Iterator[tuple[str, Mapping[str, object]]]:
+    """Subject, and the values of the run by name, without figures and values that differ in every run."""
+    env, request, model = report.environment, report.request, report.model
+    own = {"memory_bytes", "onnxruntime_wheels", "onnxruntime_version", "packages"}
+    wheels = ", ".join(wheel.name for wheel in env.onnxruntime_wheels)
+    versions = {"onnxruntime": env.onnxruntime_version, "onnxruntime_package": wheels}
+    yield "environment", {**versions, "partita": report.partita_version, **env.packages, **env.model_dump(exclude=own)}
+    chain, other = ",".join(map(short_provider, request.chain)), {"path", "chain", "chain_source", "options", "limits"}
+    yield "request", {"chain": chain, "option": request.options, **request.model_dump(exclude=other)}
+    yield "chain", {entry.provider: ": ".join(filter(None, (entry.status, entry.reason))) for entry in report.chain}
+    yield (
+        "checks",
+        {
+            "checks_failed": "; ".join(check.name for check in report.checks if not check.passed),
+            "limits_exceeded": len(report.exceeded_limits) or None,
+            "conflicting_sources": len({entry.node for entry in report.conflicts}) or None,
+            "rejected": "; ".join(f"{', '.join(part.nodes)} ({part.file})" for part in report.rejected_parts),
         },
-        "request": {
-            "chain": ",".join(short_provider(name) for name in request.chain),
-            "option": request.options,
-            **request.model_dump(
-                include={"verb", "threads", "prompt_tokens", "max_new_tokens", "prefill_chunk_tokens", "runs"}
-            ),
-        },
-        "chain": {
-            entry.provider: f"{entry.status}{f': {entry.reason}' if entry.reason else ''}" for entry in report.chain
-        },
-    }
-    if (package := report.package) is not None:
-        names = {"name", "model_type", "attention", "precision", "batch_size", "max_length", "verification"}
-        found["package"] = {"manifest_sha256": package.manifest_sha256[:12], **package.model_dump(include=names)}
-    if (model := report.model) is not None:
-        found["model"] = {
-            "sha256": model.sha256[:12],
-            "opset": {domain or "ai.onnx": version for domain, version in model.opsets.items()},
-            "input": {port.name: port.declared for port in model.inputs},
-            **model.model_dump(include={"file", "ir_version", "nodes"}),
-        }
-    if (dry_run := report.dry_run) is not None:
-        library = f"{dry_run.provider_library} of ONNX Runtime {dry_run.onnxruntime_version}"
-        found["dry run"] = {"library": library, **dry_run.model_dump(include={"device", "cuda_version"})}
-    rejected = [f"{', '.join(part.nodes)} ({part.file})" for part in report.rejected_parts]
-    found["checks"] = {
-        "checks_failed": "; ".join(check.name for check in report.checks if not check.passed),
-        "limits_exceeded": len(report.exceeded_limits) or None,
-        "conflicting_sources": len({entry.node for entry in report.conflicts}) or None,
-        "rejected": "; ".join(rejected),
-    }
-    return found
+    )
+    for subject, record, hidden in (
+        ("package", report.package, {"verification_detail", "quality"}),
+        ("model", model, {"inputs"}),
+        ("dry run", report.dry_run, {"stub_build", "not_real"}),
+    ):
+        values = {} if record is None else record.model_dump(exclude=hidden)
+        yield subject, {name: value[:12] if name.endswith("sha256") else value for name, value in values.items()}
+    yield "model", {"input": {port.name: port.declared for port in (model.inputs if model is not None else ())}}
 
 
 def _side(report: Report, name: str) -> Side:
@@ -315,7 +276,7 @@ def _side(report: Report, name: str) -> Side:
 
 
 def _unrelated_reason(
-    reports: tuple[Report, Report], phases: Phases, rows: Sequence[Sequence[Row]], names: tuple[str, str]
+    reports: tuple[Report, Report], phases: Sequence[Pair], rows: Sequence[Sequence[Row]], names: tuple[str, str]
 ) -> str:
     """Why the reports are not comparable; empty if they are."""
     for name, report in zip(names, reports, strict=True):
@@ -326,20 +287,13 @@ def _unrelated_reason(
         return f"they have no phase in common: {ours} in {names[0]}, {theirs} in {names[1]}"
     first, second = (Counter((row.group, row.keys[0]) for row in side if row.section == "nodes") for side in rows)
     common, largest = (first & second).total(), max(first.total(), second.total())
-    if common >= RELATED * largest or _is_same_file(*reports):
+    if common >= RELATED * largest:
         return ""
     share = f"{common} of {plural(largest, 'node')}"
     return f"only {share} have the same name in both reports, so they are of different models"
 
 
-def _is_same_file(before: Report, after: Report) -> bool:
-    """Whether both ran the same package or ONNX file."""
-    if before.package is not None and after.package is not None:
-        return before.package.manifest_sha256 == after.package.manifest_sha256
-    return before.model is not None and after.model is not None and before.model.sha256 == after.model.sha256
-
-
-def _notes(before: Report, after: Report, phases: Phases) -> Iterator[str]:
+def _notes(before: Report, after: Report, phases: Sequence[Pair]) -> Iterator[str]:
     """Caveats about the figures."""
     for letter, report in (("A", before), ("B", after)):
         if (reason := failure_of(report)) is not None:

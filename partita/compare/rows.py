@@ -6,10 +6,9 @@ it is for the worse. Reports, packages, support tables, and a report and its bas
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any, Literal
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
 
 from pydantic import Field
 
@@ -17,6 +16,7 @@ from partita.observations.records import Record
 from partita.partition_reports.groups import grouped
 
 Value = str | int | float | None
+Kind = Literal["report", "package", "support_table"]
 
 
 class Side(Record):
@@ -52,7 +52,7 @@ class Comparison(Record):
     """Differences of the second record from the first."""
 
     schema_id: Literal["partita.diff/1"] = Field(default="partita.diff/1", alias="schema")
-    kind: Literal["report", "package", "support_table"]
+    kind: Kind
     headline: str
     before: Side
     after: Side
@@ -84,41 +84,26 @@ class Row:
     """A change to a higher rank is for the worse. None: no change is."""
     missing_rank: float | None = None
     """Rank of a record without the row. None: an added or removed row is neither worse nor better."""
-    source: Any = None
-    """The record that the row was made from, for details."""
-
-
-Details = Callable[[Row | None, Row | None], Mapping[str, str | None]]
-"""Further facts of a change from the first to the second row; a missing row is None."""
+    details: Mapping[str, str | None] = field(default_factory=dict)
+    """Further facts of a change."""
+    causes: Mapping[Value, Mapping[str, str]] = field(default_factory=dict)
+    """Former value -> further facts of a change from it; None: from any other value."""
 
 
 def field_rows(section: str, group: str, values: Mapping[str, object], prefix: str = "") -> Iterator[Row]:
     """A row for each value that is known; a mapping has one for each key."""
     for name, value in values.items():
         for key, each in value.items() if isinstance(value, dict) else [("", value)]:
-            text = (
-                f"{each:,}"
-                if type(each) is int
-                else ", ".join(map(str, each))
-                if isinstance(each, tuple)
-                else str(each)
-            )
+            text = ", ".join(map(str, each)) if isinstance(each, tuple) else str(each)
+            text = f"{each:,}" if type(each) is int else text
             if each is not None and text:
                 yield Row(section, group, f"{prefix}{name.replace('_', ' ')} {key}".strip(), text)
 
 
 def compare_rows(
-    kind: Literal["report", "package", "support_table"],
-    sides: Sequence[Side],
-    rows: Sequence[Iterable[Row]],
-    *,
-    details: Mapping[str, Details] = MappingProxyType({}),
-    counted: Collection[str] | None = None,
+    kind: Kind, sides: Sequence[Side], rows: Sequence[Iterable[Row]], counted: Collection[str] | None = None
 ) -> Comparison:
-    """The differences of two records, without a headline.
-
-    `details`: by section. `counted`: sections that make the records differ; None: all.
-    """
+    """The differences of two records, without a headline. `counted`: sections that make them differ; None: all."""
     ours, theirs = (grouped(side, lambda row: row.section) for side in rows)
     changes: list[Change] = []
     equal = 0
@@ -127,7 +112,7 @@ def compare_rows(
             if was is not None and now is not None and was.value == now.value:
                 equal += 1
             else:
-                changes.append(_change(was, now, details.get(section)))
+                changes.append(_change(was, now))
     return Comparison(
         kind=kind,
         headline="",
@@ -166,11 +151,19 @@ def _by_key(rows: Iterable[Row], at: int) -> Mapping[tuple[str, Hashable], list[
     return grouped(keyed, lambda row: (row.group, (row.keys or (row.name,))[at]))
 
 
-def _change(was: Row | None, now: Row | None, details: Details | None) -> Change:
+def _change(was: Row | None, now: Row | None) -> Change:
     shown = now or was
     assert shown is not None
     old, new = (shown.missing_rank if row is None else row.rank for row in (was, now))
-    known = old is not None and new is not None and old != new
+    effect: Literal["worse", "better", "neutral"] = "neutral"
+    if old is not None and new is not None and old != new:
+        effect = "worse" if new > old else "better"
+    details = dict(shown.details)
+    if now is not None:
+        before = None if was is None else was.value
+        details |= now.causes.get(before, now.causes.get(None, {}))
+    if was is not None and now is not None and now.name in now.keys and was.name != now.name:
+        details["former_name"] = was.name
     return Change(
         section=shown.section,
         group=shown.group,
@@ -178,6 +171,6 @@ def _change(was: Row | None, now: Row | None, details: Details | None) -> Change
         kind="added" if was is None else "removed" if now is None else "changed",
         before=was.value if was else None,
         after=now.value if now else None,
-        effect="neutral" if not known else "worse" if new > old else "better",  # type: ignore[operator]
-        details={} if details is None else {name: text for name, text in details(was, now).items() if text},
+        effect=effect,
+        details={name: text for name, text in details.items() if text},
     )
