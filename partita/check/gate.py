@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import combinations
 from typing import Any
 
 from pydantic import Field
@@ -32,20 +33,12 @@ from partita.partition_reports.outcome import (
     too_few_steps,
 )
 from partita.partition_reports.placement import subgraph_copies
-from partita.partition_reports.records import Phase, Report
+from partita.partition_reports.records import NodePlacement, Phase, Report, SubgraphNode, Subgraphs
 from partita.partition_reports.render.show import Views, terminal_view
 from partita.partition_reports.sections.model import Document, Section, table
 
-BASELINE = {
-    "preferred_provider": "preferred provider",
-    "phases": "phases",
-    "nodes": "nodes",
-    "reasons": "reasons",
-    "copy_count": "copies",
-    "copy_bytes": "bytes copied",
-    "cache": "cache",
-}
-"""Sections of a comparison in which a change for the worse fails -> their name in the result."""
+BASELINE = ("preferred_provider", "phases", "nodes", "reasons", "copy_count", "copy_bytes", "cache")
+"""Sections of a comparison in which a change for the worse fails."""
 SIGNS: dict[str, Callable[[float, float], bool]] = {
     "=": operator.eq,
     "==": operator.eq,
@@ -93,43 +86,51 @@ def decide(found: Figure, sign: str, limit: float, where: str = "") -> Finding:
     return True, f"{found.text}{where}"
 
 
-def _decide_in(phases: Sequence[Phase], figure: FigureOf, sign: str, limit: float, report: Report) -> list[Finding]:
-    """A finding for each value; phases with the same value share it."""
-    same = grouped(phases, partial(figure, report))
-    return [
-        decide(found, sign, limit, f" in {listing(phase.name for phase in where)}") for found, where in same.items()
-    ]
-
-
-def _join(findings: Sequence[Finding]) -> Finding:
-    """One finding: the failed ones, or all."""
-    failed = [text for is_met, text in findings if not is_met]
-    return not failed, "; ".join(failed or [text for _, text in findings])
-
-
-# Requirements
-
-
 def find(requirement: Requirement, report: Report) -> Finding:
-    """Whether every measure holds in every selected phase."""
+    """Whether every measure holds in every selected phase. Phases with the same value share a text."""
     if failure_of(report) is not None:
         return False, "cannot be confirmed: the run failed"
+    wanted = [each for each in requirement.selectors if each.field == "phase"]
     phases = [
         phase
         for phase in report.phases
-        if is_known(phase)
-        and all((phase.name == each.value) == each.equal for each in requirement.selectors if each.field == "phase")
+        if is_known(phase) and all((phase.name == each.value) == each.equal for each in wanted)
     ]
     found: list[Finding] = [] if phases else [(False, "the report has no selected phase with nodes")]
     for measure in requirement.measures:
-        figure = FIGURES.get(measure.field) or partial(_count_nodes, requirement.selectors, measure)
-        folded = [phase for phase in phases if phase.folded_nodes is not None and measure.field not in FIGURES]
-        folded = [phase for phase in folded if figure(report, phase).value is None]
-        if folded:
-            found.append((True, f"{measure.field} does not apply in {listing(each.name for each in folded)}: {FOLDED}"))
+        nodes = partial(_count_nodes, requirement.selectors, measure)
+        figure, in_main = FIGURES.get(measure.field, (nodes, False))
+        folded = [phase for phase in phases if phase.folded_nodes is not None and measure.field == "share"]
+        found += (
+            [(True, f"share does not apply in {listing(each.name for each in folded)}: {FOLDED}")] if folded else []
+        )
         others = [phase for phase in phases if phase not in folded]
-        found += _decide_in(others, figure, measure.sign, measure.limit, report)
-    return _join(found)
+        measured = [phase for phase in others if not in_main or phase is main_phase(report)]
+        for value, where in grouped(measured, partial(figure, report)).items():
+            found.append(decide(value, measure.sign, measure.limit, f" in {listing(phase.name for phase in where)}"))
+    failed = [text for is_met, text in found if not is_met]
+    return not failed, "; ".join(failed or [text for _, text in found])
+
+
+def requirements_of(options: Limits | CheckOptions) -> list[Requirement]:
+    """The limits of a command as requirements: a maximum, a minimum, or a condition that is 1 if it holds."""
+    given = {name: getattr(options, name, None) for name in FIGURES}
+    return [
+        Requirement(with_flags(f"`{name}={value}`"), (), (Condition(name, "<=" if "max" in name else ">=", "", value),))
+        for name, value in given.items()
+        if value is not None and value is not False
+    ]
+
+
+def exceeded_limits(report: Report, limits: Limits) -> tuple[str, ...]:
+    """One sentence for each exceeded limit, with values and nodes."""
+    if not any(phase.nodes for phase in report.phases):
+        return ()
+    found = [(each.text, *find(each, report)) for each in requirements_of(limits)]
+    return tuple(f"{option}: {text}" for option, is_met, text in found if not is_met)
+
+
+# Figures
 
 
 def _count_copies(_: Report, phase: Phase) -> Figure:
@@ -146,128 +147,30 @@ def _speed(report: Report, phase: Phase) -> Figure:
     return Figure(speed, "" if speed is None else f"{decimals(speed)} tokens/s{few}", unknown_reason=reason)
 
 
+def _counted(noun: str, names: Iterable[str], rest: str = "", unknown: float = 0, unknown_reason: str = "") -> Figure:
+    """A number of named things. `unknown`: how many more there may be."""
+    listed = tuple(names)
+    return Figure(len(listed), f"{plural(len(listed), noun)}{rest}", listed, len(listed) + unknown, unknown_reason)
+
+
 def _count_unavailable(report: Report, _: Phase) -> Figure:
     """Installed providers that could not start; providers missing from the build do not count."""
     lost = [entry for entry in report.chain if entry.status == "unavailable" and entry.reason != "not_in_build"]
     named = (f"{entry.provider} ({entry.reason or 'no reason known'}: {entry.evidence})" for entry in lost)
-    return Figure(len(lost), f"{plural(len(lost), 'unavailable provider')}", tuple(named))
-
-
-FIGURES: Mapping[str, FigureOf] = {
-    "copies": _count_copies,
-    "tokens_per_second": _speed,
-    "unavailable": _count_unavailable,
-}
-"""Measure of a phase -> its figure."""
-
-
-def _count_nodes(selectors: Sequence[Condition], measure: Condition, report: Report, phase: Phase) -> Figure:
-    """Number of the selected nodes, or their share; with the nodes that violate a minimum or a maximum."""
-    base, rows = _select(selectors, phase, report)
-    value: float | None = None if _is_absent(selectors, report) else len(rows)
-    reason, text = "no phase has a node of this module", f"nodes {len(rows):,}"
-    if measure.field == "share":
-        part, whole = (sum(not row.is_added for row in each) for each in (rows, base))
-        value = part / whole if whole else None
-        # Four digits, to distinguish it from its limit.
-        reason, text = "no node of the file is selected", f"share {value or 0:.4g}"
-    omitted = phase.subgraphs.nodes - len(phase.subgraphs.function_nodes) if phase.subgraphs else 0
-    text += f" ({plural(omitted, 'node')} in control-flow subgraphs not counted)" if omitted else ""
-    if measure.sign not in (">", ">="):
-        return Figure(value, text, tuple(map(_describe_node, rows)), unknown_reason=reason)
-    selected = set(map(id, rows))
-    others = tuple(_describe_node(row) for row in base if id(row) not in selected)
-    return Figure(value, text, others, unknown_reason=reason, before_names=", without ")
-
-
-def _select(selectors: Sequence[Condition], phase: Phase, report: Report) -> tuple[list[PlacedRow], list[PlacedRow]]:
-    """The rows of the selected operators and modules, and those of them on the provider and with the reason."""
-    files = {name: {row.op_type for row in rows} for name, rows in ran_by(phase).items()}
-
-    def matches(row: PlacedRow, selector: Condition) -> bool:
-        """A row without a value matches neither = nor !=."""
-        value: str | None
-        if selector.field == "reason":
-            return any(reason.reason == selector.value for reason in row.skipped.values()) == selector.equal
-        if selector.field == "op":
-            own = {node.op_type for node in row.executed if node.op_type not in files.get(node.name, ())}
-            if selector.value in own:  # the operator of a fused node
-                return selector.equal
-            value = row.node.op_type
-        elif selector.field == "module":
-            value = row.node.module
-            return value is not None and (f".{selector.value}." in f".{value}.") == selector.equal
-        else:
-            value = row.node.provider
-        return value is not None and (value == selector.value) == selector.equal
-
-    kinds = [entry for entry in selectors if entry.field in ("op", "module")]
-    places = [entry for entry in selectors if entry.field in ("provider", "reason")]
-    rows = placed_rows(report, phase, memcpy=True)
-    base = [row for row in rows if all(matches(row, entry) for entry in kinds)]
-    return base, [row for row in base if all(matches(row, entry) for entry in places)]
-
-
-def _is_absent(selectors: Sequence[Condition], report: Report) -> bool:
-    """Whether nodes of a module are selected by place, and no phase has a node of the module."""
-    modules = [entry for entry in selectors if entry.field == "module" and entry.equal]
-    if not modules or not any(entry.field in ("provider", "reason") for entry in selectors):
-        return False
-    return not any(_select(modules, phase, report)[0] for phase in report.phases)
-
-
-def _describe_node(row: PlacedRow) -> str:
-    """The node with its operator, provider and reasons."""
-    where = short_provider(row.node.provider) if row.node.provider else "an unknown provider"
-    reasons = dict.fromkeys(reason.reason for reason in row.skipped.values())
-    own = [node.name for node in row.executed if node.provider == row.node.provider]
-    inside = f" in {listing(own)}" if own and row.part_of else ""
-    reason = f": {', '.join(reasons)}" if reasons else ""
-    return f"{row.node.name} ({row.node.op_type or 'unknown'}{inside} on {where}{reason})"
-
-
-# Limits
-
-
-def find_limits(report: Report, limits: Mapping[str, float]) -> dict[str, Finding]:
-    """Option with its value -> whether it holds. `limits`: name of the option -> value."""
-    found, main = {}, main_phase(report)
-    for name, value in limits.items():
-        figure, sign, in_main = LIMITS[name]
-        phases = [phase for phase in report.phases if is_known(phase) and (phase is main or not in_main)]
-        if failure_of(report) is not None:
-            finding = (False, "cannot be confirmed: the run failed")
-        elif name == "cache_in_place":
-            finding = decide(_find_cache(report), sign, value)
-        else:
-            finding = _join(_decide_in(phases, figure, sign, value, report))
-        found[with_flags(f"`{name}={value}`")] = finding
-    return found
-
-
-def exceeded_limits(report: Report, limits: Limits) -> tuple[str, ...]:
-    """One sentence for each exceeded limit, with values and nodes."""
-    if not any(phase.nodes for phase in report.phases):
-        return ()
-    found = find_limits(report, limits.as_dict())
-    return tuple(f"{option}: {text}" for option, (is_met, text) in found.items() if not is_met)
+    return _counted("unavailable provider", named)
 
 
 def _cpu_nodes(_: Report, phase: Phase) -> Figure:
     """Nodes on the CPU provider, with control-flow subgraphs. Nodes without a known provider may be on it."""
-    bodies = phase.subgraphs
-    found = [(node.name, node.op_type) for node in phase.nodes if node.provider == CPU]
-    found += [(node.name, node.op_type) for node in (bodies.on_cpu if bodies is not None else ())]
+    bodies = phase.subgraphs or Subgraphs(nodes=0, copies=None)
+    found: list[NodePlacement | SubgraphNode] = [node for node in phase.nodes if node.provider == CPU]
+    found += bodies.on_cpu
+    names = (f"{node.name} ({node.op_type})" if node.op_type else node.name for node in found)
+    if not bodies.is_known:
+        return _counted("node", names, f" on {CPU}", math.inf, "nodes in control-flow subgraphs are not listed")
     unknown = [node.name for node in phase.nodes if node.provider is None]
-    is_listed = bodies is None or bodies.is_known
     reason = f"no source names a provider for {name_some(unknown)}"
-    return Figure(
-        len(found),
-        f"{plural(len(found), 'node')} on {CPU}",
-        tuple(f"{name} ({op_type})" if op_type else name for name, op_type in found),
-        upper_bound=len(found) + len(unknown) if is_listed else math.inf,
-        unknown_reason=reason if is_listed else "nodes in control-flow subgraphs are not listed",
-    )
+    return _counted("node", names, f" on {CPU}", len(unknown), reason)
 
 
 def _memcpy_nodes(_: Report, phase: Phase) -> Figure:
@@ -297,20 +200,19 @@ def _copied_bytes(_: Report, phase: Phase) -> Figure:
 def _slow_nodes(report: Report, phase: Phase) -> Figure:
     """Nodes on slow kernel paths; nodes with an unknown kernel may be on one."""
     entries = [entry for entry in report.kernel_paths if entry.phase == phase.name]
-    slow = tuple(f"{entry.node} ({entry.op_type}: {entry.path})" for entry in entries if entry.is_slow)
+    slow = (f"{entry.node} ({entry.op_type}: {entry.path})" for entry in entries if entry.is_slow)
     unknown = [entry.node for entry in entries if entry.evidence_kind == "none"]
-    text, most = f"{plural(len(slow), 'node')} on a slow kernel path", len(slow) + len(unknown)
-    return Figure(len(slow), text, slow, most, f"the kernel is unknown for {name_some(unknown)}")
+    reason = f"the kernel is unknown for {name_some(unknown)}"
+    return _counted("node", slow, " on a slow kernel path", len(unknown), reason)
 
 
 def _unexplained(report: Report, phase: Phase) -> Figure:
     """Fallbacks without a reason."""
     found = [entry for entry in report.fallbacks if entry.phase == phase.name and "unexplained" in entry.codes]
-    nodes = tuple(f"{entry.node} ({entry.op_type or 'unknown'})" for entry in found)
-    return Figure(len(nodes), plural(len(nodes), "unexplained fallback"), nodes)
+    return _counted("unexplained fallback", (f"{entry.node} ({entry.op_type or 'unknown'})" for entry in found))
 
 
-def _find_cache(report: Report, _: Phase | None = None) -> Figure:
+def _cache_in_place(report: Report, _: Phase) -> Figure:
     """1 if every state stayed in one buffer, 0 if one did not; unknown if not observed."""
     cache, held = report.cache, is_in_place(report.cache)
     if cache is None or status_of(cache) == "no_cache":
@@ -319,16 +221,81 @@ def _find_cache(report: Report, _: Phase | None = None) -> Figure:
     return Figure(None if held is None else float(held), text, moved, unknown_reason=text)
 
 
-LIMITS: Mapping[str, tuple[FigureOf, str, bool]] = {
-    "max_cpu_nodes": (_cpu_nodes, "<=", False),
-    "max_copies": (_memcpy_nodes, "<=", True),
-    "max_copy_bytes_per_token": (_copied_bytes, "<=", True),
-    "max_slow_nodes": (_slow_nodes, "<=", False),
-    "max_unexplained": (_unexplained, "<=", False),
-    "cache_in_place": (_find_cache, "=", True),
-    "min_tokens_per_second": (_speed, ">=", True),
+FIGURES: Mapping[str, tuple[FigureOf, bool]] = {
+    "copies": (_count_copies, False),
+    "tokens_per_second": (_speed, False),
+    "unavailable": (_count_unavailable, False),
+    "max_cpu_nodes": (_cpu_nodes, False),
+    "max_copies": (_memcpy_nodes, True),
+    "max_copy_bytes_per_token": (_copied_bytes, True),
+    "max_slow_nodes": (_slow_nodes, False),
+    "max_unexplained": (_unexplained, False),
+    "cache_in_place": (_cache_in_place, True),
+    "min_tokens_per_second": (_speed, True),
 }
-"""Option -> its figure, how it is compared, and whether it is of decode or the only phase, not of every phase."""
+"""Measure of a phase, or option with a limit -> its figure, and whether only decode or the only phase counts."""
+
+
+def _count_nodes(selectors: Sequence[Condition], measure: Condition, report: Report, phase: Phase) -> Figure:
+    """Number of the selected nodes, or their share; with the nodes that violate a minimum or a maximum."""
+    base, rows = _select(selectors, phase, report)
+    value: float | None = None if _is_absent(selectors, report) else len(rows)
+    reason, text = "no phase has a node of this module", f"nodes {len(rows):,}"
+    if measure.field == "share":
+        part, whole = (sum(not row.is_added for row in each) for each in (rows, base))
+        value = part / whole if whole else None
+        # Four digits, to distinguish it from its limit.
+        reason, text = "no node of the file is selected", f"share {value or 0:.4g}"
+    omitted = phase.subgraphs.nodes - len(phase.subgraphs.function_nodes) if phase.subgraphs else 0
+    text += f" ({plural(omitted, 'node')} in control-flow subgraphs not counted)" if omitted else ""
+    if measure.sign not in (">", ">="):
+        return Figure(value, text, tuple(map(_describe_node, rows)), unknown_reason=reason)
+    selected = set(map(id, rows))
+    others = tuple(_describe_node(row) for row in base if id(row) not in selected)
+    return Figure(value, text, others, unknown_reason=reason, before_names=", without ")
+
+
+def _select(selectors: Sequence[Condition], phase: Phase, report: Report) -> tuple[list[PlacedRow], list[PlacedRow]]:
+    """The rows of the selected operators and modules, and those of them on the provider and with the reason."""
+    files = {name: {row.op_type for row in rows} for name, rows in ran_by(phase).items()}
+
+    def matches(row: PlacedRow, selector: Condition) -> bool:
+        """A row without a value matches neither = nor !=; no reason is a value."""
+        node = row.node
+        values: set[str] = {reason.reason for reason in row.skipped.values()}
+        if selector.field == "op":
+            fused = (each.op_type for each in row.executed if each.op_type not in files.get(each.name, ()))
+            values = {name for name in (node.op_type, *fused) if name is not None}
+        elif selector.field == "module":  # every part of its path
+            names = node.module.split(".") if node.module else []
+            values = {".".join(names[start:end]) for start, end in combinations(range(len(names) + 1), 2)}
+        elif selector.field == "provider":
+            values = {node.provider} if node.provider is not None else set()
+        return bool(values or selector.field == "reason") and (selector.value in values) == selector.equal
+
+    kinds = [entry for entry in selectors if entry.field in ("op", "module")]
+    places = [entry for entry in selectors if entry.field in ("provider", "reason")]
+    rows = placed_rows(report, phase, memcpy=True)
+    base = [row for row in rows if all(matches(row, entry) for entry in kinds)]
+    return base, [row for row in base if all(matches(row, entry) for entry in places)]
+
+
+def _is_absent(selectors: Sequence[Condition], report: Report) -> bool:
+    """Whether nodes of a module are selected by place, and no phase has a node of the module."""
+    modules = [entry for entry in selectors if entry.field == "module" and entry.equal]
+    if not modules or not any(entry.field in ("provider", "reason") for entry in selectors):
+        return False
+    return not any(_select(modules, phase, report)[0] for phase in report.phases)
+
+
+def _describe_node(row: PlacedRow) -> str:
+    """The node with its operator, provider and reasons."""
+    where = short_provider(row.node.provider) if row.node.provider else "an unknown provider"
+    reasons = dict.fromkeys(reason.reason for reason in row.skipped.values())
+    own = [node.name for node in row.executed if node.provider == row.node.provider]
+    inside = f" in {listing(own)}" if own and row.part_of else ""
+    reason = f": {', '.join(reasons)}" if reasons else ""
+    return f"{row.node.name} ({row.node.op_type or 'unknown'}{inside} on {where}{reason})"
 
 
 # Results
@@ -353,6 +320,12 @@ class GateResult(Record):
     passed: bool
     outcomes: tuple[Outcome, ...]
 
+    @classmethod
+    def of(cls, name: str, findings: Mapping[str, Finding], baseline: str | None = None) -> GateResult:
+        """The result for the report `name`. `findings`: by check."""
+        outcomes = tuple(Outcome(check=check, met=met, detail=text) for check, (met, text) in findings.items())
+        return cls(report=name, baseline=baseline, passed=all(each.met for each in outcomes), outcomes=outcomes)
+
 
 def check(
     report: Report,
@@ -367,50 +340,43 @@ def check(
     """
     if options.max_slowdown is not None and baseline is None:
         raise UsageError("`max_slowdown` needs `baseline` to compare with")
-    outcomes = [*_validity(report, "the report"), *(_validity(baseline[1], "the baseline") if baseline else ())]
+    other, compared = baseline or (None, None)
+    invalid = [*_invalid(report, "the report"), *(_invalid(compared, "the baseline") if compared else ())]
+    findings: dict[str, Finding] = {"report": (False, "; ".join(invalid))} if invalid else {}
     if any(map(is_known, report.phases)):
-        given = {each: getattr(options, each) for each in LIMITS}
-        limits = {each: value for each, value in given.items() if value is not None and value is not False}
-        findings = find_limits(report, limits)
-        findings |= {f"{with_flags('`require`')} {each.text}": find(each, report) for each in requirements}
-        outcomes += [Outcome(check=text, met=met, detail=detail) for text, (met, detail) in findings.items()]
-        outcomes += [] if baseline is None else _compare(report, options, name, *baseline)
-    met = all(outcome.met for outcome in outcomes)
-    return GateResult(report=name, baseline=baseline[0] if baseline else None, passed=met, outcomes=tuple(outcomes))
+        findings |= {each.text: find(each, report) for each in (*requirements_of(options), *requirements)}
+        if compared is not None and failure_of(report) is None:
+            findings |= _compare(report, options, name, str(other), compared)
+    return GateResult.of(name, findings, other)
 
 
-def _validity(report: Report, name: str) -> Iterator[Outcome]:
-    """A failed result if the run failed, or if the report is inconsistent or has no nodes."""
+def _invalid(report: Report, name: str) -> Iterator[str]:
+    """Why nothing can be confirmed: the run failed, or the report is inconsistent or has no nodes."""
     if not any(map(is_known, report.phases)):
-        yield Outcome(check="report", met=False, detail=f"no phase of {name} has a node, so nothing can be confirmed")
+        yield f"no phase of {name} has a node, so nothing can be confirmed"
     if (reason := failure_of(report)) is not None:
-        detail = f"the run of {name} failed, so nothing can be confirmed: {reason}"
-        yield Outcome(check="report", met=False, detail=detail)
+        yield f"the run of {name} failed, so nothing can be confirmed: {reason}"
     failed = [f"{entry.name} ({entry.detail})" for entry in report.checks if not entry.passed]
     if failed:
-        yield Outcome(check="report", met=False, detail=f"{name} is inconsistent: {'; '.join(failed)}")
+        yield f"{name} is inconsistent: {'; '.join(failed)}"
 
 
-# Baseline
-
-
-def _compare(report: Report, options: CheckOptions, name: str, other: str, baseline: Report) -> Iterator[Outcome]:
-    """The outcome of each section that is compared with a baseline. Raises ReportError for another model."""
+def _compare(report: Report, options: CheckOptions, name: str, other: str, baseline: Report) -> dict[str, Finding]:
+    """Check -> whether the report is not worse than a baseline. Raises ReportError for another model."""
     found = compare(baseline, report, names=(other, name))
     if found.unrelated_reason:
         raise ReportError(
             f"{other} cannot be a baseline for {name}: {found.unrelated_reason}; give a report of the same model"
         )
-    failed = failure_of(report) is not None
+    findings: dict[str, Finding] = {}
     if (limit := options.max_slowdown) is not None:
-        slower, text = (None, "the run failed") if failed else slowdown(baseline, report)
-        met, detail = decide(Figure(slower, text, unknown_reason=text), "<=", limit)
-        yield Outcome(check=with_flags(f"`max_slowdown={limit}`"), met=met, detail=detail)
-    for section, label in BASELINE.items():
+        slower, text = slowdown(baseline, report)
+        findings[with_flags(f"`max_slowdown={limit}`")] = decide(Figure(slower, text, unknown_reason=text), "<=", limit)
+    for section in BASELINE:
         worse = [change for change in found.of(section) if change.effect == "worse"]
-        detail = describe_changes(worse, found) if worse else "not worse than the baseline"
-        detail = "cannot be confirmed: the run failed" if failed else detail
-        yield Outcome(check=f"{with_flags('`baseline`')}: {label}", met=not (worse or failed), detail=detail)
+        text = describe_changes(worse, found) if worse else "not worse than the baseline"
+        findings[f"--baseline: {section.replace('_', ' ')}"] = not worse, text
+    return findings
 
 
 # Document

@@ -5,18 +5,19 @@ A requirement is a list of conditions. Selectors choose nodes and phases; measur
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from decimal import Decimal
 from typing import Self
 
 from partita.errors import UsageError
+from partita.messages import did_you_mean, nearest
+from partita.observations.codes import CODES
 from partita.observations.names import CPU
 from partita.observations.text_format import listing
-from partita.options.fields import group, option_flags
+from partita.options.fields import group, option_flags, with_flags
 from partita.options.groups import PlacementLimits
 
 SELECTORS = ("phase", "op", "module", "provider", "reason")
@@ -30,15 +31,6 @@ MEASURES = (*NODE_MEASURES, *PHASE_MEASURES)
 FIELDS = (*SELECTORS, *MEASURES)
 PHASES = ("prefill", "decode", "run")
 CONDITION = re.compile(r"\s*(\w+)\s*(<=|>=|!=|==|=|<|>)\s*(.*?)\s*")
-
-
-@dataclass(frozen=True, slots=True)
-class Vocabulary:
-    """Valid values of selectors."""
-
-    provider: Callable[[str], str]
-    """The user's provider name -> ONNX Runtime's name. Raises UsageError for an unknown name."""
-    reasons: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,69 +84,66 @@ def check_limits(limits: Limits, chain: Sequence[str]) -> None:
         )
 
 
-def parse_requirement(text: str, words: Vocabulary) -> Requirement:
-    """Parse comma-separated `FIELD OP VALUE` conditions. Raises UsageError with the valid fields or values."""
-    selectors: list[Condition] = []
-    measures: list[Condition] = []
-    for part in text.split(","):
-        found = CONDITION.fullmatch(part)
-        if found is None:
-            raise UsageError(f"`require={text}`: {part.strip()!r} is not FIELD OP VALUE, for example share>=0.95")
-        field, sign, value = found.groups()
-        if field in SELECTORS:
-            selectors.append(_parse_selector(text, field, sign, value, words))
-        elif field in MEASURES:
-            measures.append(Condition(field, sign, limit=_parse_number(text, field, value)))
-        else:
-            raise UsageError(f"`require={text}`: {_unknown(field, FIELDS, 'field')}")
-    _check_combination(text, selectors, measures)
-    return Requirement(text, tuple(selectors), tuple(measures))
+def parse_requirement(text: str, provider_name: Callable[[str], str]) -> Requirement:
+    """Parse comma-separated `FIELD OP VALUE` conditions. Raises UsageError with the valid fields or values.
+
+    `provider_name`: the user's name of a provider -> ONNX Runtime's; raises UsageError.
+    """
+    try:
+        conditions = [_parse_condition(part.strip(), provider_name) for part in text.split(",")]
+        _check_combination(conditions)
+    except ValueError as error:
+        raise UsageError(f"`require={text}`: {error}") from error
+    parts = [tuple(each for each in conditions if each.field in fields) for fields in (SELECTORS, MEASURES)]
+    return Requirement(with_flags(f"`require={text}`"), *parts)
 
 
-def _parse_selector(text: str, field: str, sign: str, value: str, words: Vocabulary) -> Condition:
-    """A selector. Raises UsageError for an invalid one."""
+def _parse_condition(text: str, provider_name: Callable[[str], str]) -> Condition:
+    """One condition. Raises ValueError, UsageError."""
+    found = CONDITION.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text!r} is not FIELD OP VALUE, for example share>=0.95")
+    field, sign, value = found.groups()
+    known = {"phase": PHASES, "reason": CODES}
+    _check_word("field", field, FIELDS)
+    if field in MEASURES:
+        return Condition(field, sign, limit=_parse_number(field, value))
     if sign not in ("=", "==", "!="):
-        raise UsageError(f"`require={text}`: {field} takes = or !=, not {sign}")
+        raise ValueError(f"{field} takes = or !=, not {sign}")
     if not value:
-        raise UsageError(f"`require={text}`: {field} has no value")
-    for name, known in (("phase", PHASES), ("reason", words.reasons)):
-        if field == name and value not in known:
-            raise UsageError(f"`require={text}`: {_unknown(value, known, name)}")
-    return Condition(field, sign, words.provider(value) if field == "provider" else value)
+        raise ValueError(f"{field} has no value")
+    if field in known:
+        _check_word(field, value, known[field])
+    return Condition(field, sign, provider_name(value) if field == "provider" else value)
 
 
-def _parse_number(text: str, field: str, value: str) -> float:
-    """A finite number; a value with % is divided by 100. Raises UsageError for any other text."""
+def _check_word(noun: str, word: str, known: Sequence[str]) -> None:
+    """Raise ValueError for an unknown word, with suggestions and the valid words."""
+    if word not in known:
+        raise ValueError(f"unknown {noun} {word!r}; {did_you_mean(nearest(word, known))}known: {', '.join(known)}")
+
+
+def _parse_number(field: str, value: str) -> float:
+    """A finite number; a value with % is divided by 100. Raises ValueError for any other text."""
     try:
         # Decimal, because 96.4 / 100 differs from 0.964 as a float.
         number = float(Decimal(value.removesuffix("%")) / (100 if value.endswith("%") else 1))
     except ArithmeticError:
         number = math.nan
     if not math.isfinite(number):
-        raise UsageError(f"`require={text}`: {field} is compared with a number, not {value!r}")
+        raise ValueError(f"{field} is compared with a number, not {value!r}")
     if field == "share" and not 0 <= number <= 1:
-        raise UsageError(f"`require={text}`: {field} is between 0 and 1, or 0% and 100%, not {value}")
+        raise ValueError(f"{field} is between 0 and 1, or 0% and 100%, not {value}")
     return number
 
 
-def _check_combination(text: str, selectors: Sequence[Condition], measures: Sequence[Condition]) -> None:
-    """Raise UsageError for conditions that cannot be combined, or without a measure."""
-    if not measures:
-        raise UsageError(f"`require={text}`: it has no measure; add {listing(MEASURES)}, for example share>=0.95")
-    fields = [entry.field for entry in selectors]
-    extra = [field for field in fields if field != "phase"]
-    for measure in measures:
-        if measure.field in PHASE_MEASURES and extra:
-            raise UsageError(
-                f"`require={text}`: {measure.field} measures a whole phase; use it without {listing(extra)}"
-            )
-        if measure.field == "share" and not {"provider", "reason"} & set(fields):
-            raise UsageError(f"`require={text}`: share needs provider or reason, for example provider=cuda,share>=0.95")
-
-
-def _unknown(word: str, known: Iterable[str], noun: str) -> str:
-    """Message for an unknown word, with a suggestion and the valid words."""
-    listed = list(known)
-    near = difflib.get_close_matches(word.lower(), listed, n=1)
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
-    return f"unknown {noun} {word!r}{hint}; known: {', '.join(listed)}"
+def _check_combination(conditions: Sequence[Condition]) -> None:
+    """Raise ValueError for conditions that cannot be combined, or without a measure."""
+    fields = {each.field for each in conditions}
+    whole, extra = fields & {*PHASE_MEASURES}, fields & {*SELECTORS} - {"phase"}
+    if not fields & {*MEASURES}:
+        raise ValueError(f"it has no measure; add {listing(MEASURES)}, for example share>=0.95")
+    if whole and extra:
+        raise ValueError(f"{listing(sorted(whole))} measures a whole phase; use it without {listing(sorted(extra))}")
+    if "share" in fields and not fields & {"provider", "reason"}:
+        raise ValueError("share needs provider or reason, for example provider=cuda,share>=0.95")

@@ -178,6 +178,4 @@ def _check_drift(options: CheckCommand, found: Drift) -> GateResult:
         f"error {error_text(worst.compared_error)} in {worst.name}",
         unknown_reason=f"no node ran on {found.provider.partition(',')[0]} ({reason})",
     )
-    met, detail = gate.decide(figure, "<=", most)
-    outcome = gate.Outcome(check=with_flags(f"`max_drift={most}`"), met=met, detail=detail)
-    return gate.GateResult(report=file, baseline=None, passed=met, outcomes=(outcome,))
+    return gate.GateResult.of(file, {with_flags(f"`max_drift={most}`"): gate.decide(figure, "<=", most)})

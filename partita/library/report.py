@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import html
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, Self
 
 from partita.check import gate
 from partita.check.gate import GateResult
-from partita.check.requirements import Vocabulary, parse_requirement
+from partita.check.requirements import parse_requirement
 from partita.compare import reports as comparing
 from partita.compare.rows import Comparison
-from partita.diagnosis.reasons import REASONS
 from partita.errors import ReportCheckError, ReportError, UsageError
 from partita.explain import Explanation, Matches, find, render_no_single
 from partita.files import check_writable, write_text
@@ -117,7 +117,7 @@ class Report(ViewedRecord, records.Report):
         """
         found = find(self, node)
         if isinstance(found, Matches):
-            listed = ", ".join(match.node for match in found.matches[:NAMES])
+            listed = ", ".join(found.matches[:NAMES])
             raise UsageError(f"{render_no_single(found)}{f': {listed}' if listed else ''}")
         return found
 
@@ -177,19 +177,17 @@ def check_report(
     given = replace(group(options, CheckOptions), require=tuple(options.require))
     if given == CheckOptions() and baseline is None:
         raise UsageError("nothing to check: give a requirement, a limit or `baseline`")
-    words = _vocabulary(report)
-    return gate.check(report, options, name, baseline, [parse_requirement(text, words) for text in options.require])
+    names = _provider_names(report)
+    return gate.check(report, options, name, baseline, [parse_requirement(text, names) for text in options.require])
 
 
-def _vocabulary(report: records.Report) -> Vocabulary:
-    """Names of providers and reasons in requirements; plugin providers are known only from the report."""
+def _provider_names(report: records.Report) -> Callable[[str], str]:
+    """The function that finds a provider in requirements; plugin providers are known only from the report."""
     seen = [entry.provider for entry in report.chain]
     seen += [entry.provider for phase in report.phases for entry in phase.providers]
 
     def provider(name: str) -> str:
         found = next((entry for entry in seen if name.casefold() == entry.casefold()), None)
-        if found is not None:
-            return found
-        return parse_chain(name, argument="require")[0].ort_name
+        return found or parse_chain(name, argument="require")[0].ort_name
 
-    return Vocabulary(provider, tuple(sorted(REASONS)))
+    return provider

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from partita.check.gate import check
-from partita.check.requirements import Vocabulary, parse_requirement
+from partita.check.requirements import parse_requirement
 from partita.compare.reports import compare
 from partita.explain import Explanation, find, headline
 from partita.observations.facts import AssignedNode, SessionFacts
@@ -47,7 +47,7 @@ OPTIMISED = (
 )
 
 
-WORDS = Vocabulary({"webgpu": GPU, "cpu": CPU}.__getitem__, ())
+WORDS = {"webgpu": GPU, "cpu": CPU}.__getitem__
 
 
 def a_function(**changes: Any) -> SessionFacts:
