@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import Literal
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -13,10 +13,10 @@ from partita.diagnosis.records import Fallback, KernelPath, SkippedProvider
 from partita.messages import nearest
 from partita.observations.names import CPU, UNKNOWN
 from partita.observations.records import PhaseName, Record
-from partita.observations.text_format import NOT_KNOWN, clean, in_phases, listing, name_some, named_provider, plural
-from partita.partition_reports.groups import grouped, provider_of, ran_by, share_of, total_us
-from partita.partition_reports.outcome import active_of, failure_of, fallbacks_of
-from partita.partition_reports.records import Copy, FileNode, NodePlacement, Phase, Report, SourceConflict
+from partita.observations.text_format import clean, in_phases, listing, name_some, named_provider, plural
+from partita.partition_reports.groups import grouped, ran_by, share_of, total_us
+from partita.partition_reports.outcome import active_of, failure_of, key_of
+from partita.partition_reports.records import Copy, NodePlacement, Phase, Report, SourceConflict, Subgraphs
 from partita.partition_reports.render.show import Views
 from partita.partition_reports.sections.fallbacks import REASONS_PAGE, probe_table
 from partita.partition_reports.sections.model import (
@@ -28,7 +28,6 @@ from partita.partition_reports.sections.model import (
     fields_of,
     label_of,
     pairs,
-    table,
     table_of,
     value_text,
 )
@@ -95,36 +94,37 @@ class Explanation(Record):
         return self.model_copy(update={"fallbacks": tuple(fallbacks)})
 
 
-class Match(Record):
-    """One of several nodes that match part of a name."""
-
-    node: str
-    op_type: str | None
-    providers: dict[str, str]
-    """Phase -> provider, `unknown`, or `folded` for a file node that ONNX Runtime folded."""
-    reason: str | None
-
-
 class Matches(Record):
     """Result for a name that matches no node, or several."""
 
     schema_id: Literal["partita.matches/1"] = Field(default="partita.matches/1", alias="schema")
     query: str
-    matches: tuple[Match, ...]
+    matches: tuple[str, ...]
+    """Names of the nodes that match."""
+    headlines: tuple[str, ...]
+    """One line about each of the first nodes: its provider, and the reason."""
     suggestions: tuple[str, ...]
     """Similar names, if no node matches."""
 
 
+MOST = 40
+"""Maximum listed names; the JSON has all."""
+Occurrence = tuple[Phase, PlaceKind, Any]
+"""Phase, kind of place, and the record of the report that names the node."""
+
+
 def find(report: Report, query: str) -> Explanation | Matches:
     """The node that `query` identifies by its name or a unique part of it; else matches and suggestions."""
-    known = list(dict.fromkeys(_names(report)))
-    fitting = _fits(known, query)
-    if len(fitting) == 1:
-        return explain(report, fitting[0])
+    index = occurrences(report)
+    fitting = _fits(list(index), query)
+    found = [explain(report, name, index) for name in fitting[:MOST]]
+    if len(found) == 1:
+        return found[0]
     return Matches(
         query=query,
-        matches=tuple(matches(report, fitting)),
-        suggestions=() if fitting else tuple(_near(known, query)),
+        matches=tuple(fitting),
+        headlines=tuple(map(headline, found)),
+        suggestions=() if fitting else tuple(_near(list(index), query)),
     )
 
 
@@ -152,78 +152,92 @@ def _near(known: list[str], query: str) -> list[str]:
     return list(whole or (tails[tail] for tail in nearest(query.rpartition("/")[2], tails, 0.7)))
 
 
-def _names(report: Report) -> Iterator[str]:
-    """Every node name of the report, plan nodes first."""
+def occurrences(report: Report) -> dict[str, list[Occurrence]]:
+    """Node name -> its places: in the plan, in fused nodes, or in other parts of the report only."""
+    found: dict[str, list[Occurrence]] = {}
     for phase in report.phases:
-        yield from (node.name for node in phase.nodes)
-    for phase in report.phases:
-        yield from (row.name for row in phase.file_nodes)
-        yield from (copy.name for copy in phase.copies)
-        yield from (node.name for node in (phase.subgraphs.on_cpu if phase.subgraphs else ()))
-    yield from (entry.node for entry in report.fallbacks)
-    yield from (entry.node for entry in report.conflicts)
+        bodies = phase.subgraphs or Subgraphs(nodes=0, copies=None)
+        executed = {node.name: node for node in phase.nodes}
+        copies = {copy.name for copy in phase.copies if copy.kind == "memcpy_node"}
+        here: dict[str, list[Occurrence]] = {
+            name: [(phase, "copy" if name in copies else "runs", node)] for name, node in executed.items()
+        }
+        for row in phase.file_nodes:
+            places = here.setdefault(row.name, [])
+            others = [executed[name] for name in row.ran_as if name in executed and name != row.name]
+            places += [(phase, "replaced", node) for node in others]
+            places += [(phase, "subgraph", part) for part in bodies.function_nodes if part.name in row.ran_as]
+            places += [] if places else [(phase, "folded", row)]
+        for copy in phase.copies:
+            here.setdefault(copy.name, [(phase, "border", copy)])
+        for node in bodies.on_cpu:
+            here.setdefault(node.name, [(phase, "subgraph", node)])
+        for entry in report.fallbacks:
+            if entry.phase == phase.name:
+                here.setdefault(entry.node, [(phase, "listed", entry)])
+        for name, places in here.items():
+            found.setdefault(name, []).extend(places)
+    for conflict in report.conflicts:
+        found.setdefault(conflict.node, [])
+    return found
 
 
-def matches(report: Report, fitting: list[str]) -> Iterator[Match]:
-    """Summaries of several nodes, in one pass, because a query such as `/` may match all nodes."""
-    runs_in: dict[str, dict[str, FileNode | NodePlacement]] = {}
-    for phase in report.phases:
-        every: list[FileNode | NodePlacement] = [*phase.nodes, *phase.file_nodes]
-        for node in every:
-            runs_in.setdefault(node.name, {})[phase.name] = node
-    entries = grouped(fallbacks_of(report), lambda entry: entry.node)
-    for name in fitting:
-        nodes = runs_in.get(name, {})
-        executed = {name, *(each for node in nodes.values() if isinstance(node, FileNode) for each in node.ran_as)}
-        found = [entry for known in sorted(executed) for entry in entries.get(known, [])]
-        ops = [node.op_type for node in nodes.values()] + [entry.op_type for entry in found]
-        yield Match(
-            node=name,
-            op_type=next((op for op in ops if op), None),
-            providers={
-                phase: "folded" if isinstance(node, FileNode) and node.state == "folded" else provider_of(node)
-                for phase, node in nodes.items()
-            },
-            reason=", ".join(dict.fromkeys(entry.reason for entry in found)) or None,
-        )
+def _first(records: Iterable[object], field: str) -> Any:
+    """The first known value of a field of several records."""
+    values = (getattr(record, field, None) for record in records)
+    return next((value for value in values if value not in (None, "")), None)
 
 
-def explain(report: Report, name: str) -> Explanation:
-    """All facts about a node."""
-    places = tuple(place for phase in report.phases for place in _places_in(report, phase, name))
+def explain(report: Report, name: str, index: Mapping[str, Sequence[Occurrence]] | None = None) -> Explanation:
+    """All facts about a node. `index`: from `occurrences`, if known."""
+    at = (occurrences(report) if index is None else index).get(name, ())
+    places = tuple(_place(name, *each) for each in at)
     runs_in = {place.node for place in places} | {name}
     # A fused node may contain this node in some phases only.
     here = {(place.phase, place.node, place.provider or UNKNOWN) for place in places}
-    fallbacks = tuple(
-        entry for entry in report.fallbacks if entry.node == name or (entry.phase, entry.node, entry.provider) in here
-    )
-    nodes = [node for phase in report.phases for node in phase.nodes if node.name in runs_in]
-    modules = [node.module for node in nodes] + [entry.module for entry in fallbacks]
-    ops = [place.op_type for place in places] + [entry.op_type for entry in fallbacks]
+    fallbacks = tuple(entry for entry in report.fallbacks if entry.node == name or key_of(entry) in here)
+    known = [*(node for *_, node in at), *fallbacks]
     return Explanation(
         node=name,
-        op_type=next((op for op in ops if op), None),
-        module=next((module for module in modules if module), None),
-        layer=next((node.layer for node in nodes if node.layer is not None), None),
-        source_line=next((entry.source_line for entry in fallbacks if entry.source_line), None),
+        op_type=_first(known, "op_type"),
+        module=_first(known, "module"),
+        layer=_first(known, "layer"),
+        source_line=_first(known, "source_line"),
         preferred_provider=report.chain[0].provider if report.chain else None,
         active_providers=active_of(report),
         places=places,
         fallbacks=fallbacks,
         kernel_paths=tuple(entry for entry in report.kernel_paths if (entry.phase, entry.node, entry.provider) in here),
         conflicts=tuple(entry for entry in report.conflicts if entry.node in runs_in),
-        notes=tuple(notes(report, name, runs_in)),
+        notes=tuple(_notes(report, name, runs_in)),
         run_failure=failure_of(report),
     )
 
 
-def notes(report: Report, name: str, runs_in: set[str]) -> Iterator[str]:
+def _place(name: str, phase: Phase, kind: PlaceKind, node: Any) -> Place:
+    """The record of one occurrence."""
+    own: dict[str, Any] = {"phase": phase.name, "file": phase.file, "kind": kind, "node": getattr(node, "name", name)}
+    if isinstance(node, NodePlacement):
+        return Place.copy_of(
+            node,
+            **own,
+            replaces=tuple(row.name for row in ran_by(phase).get(node.name, ()) if row.name != node.name),
+            time_share=share_of(node.host_us_per_run, total_us(phase.nodes)),
+            copy=next((copy for copy in phase.copies if kind == "copy" and copy.name == node.name), None),
+            copies_caused=tuple(copy for copy in phase.copies if node.name in copy.caused_by),
+        )
+    copied = node if isinstance(node, Copy) else None
+    provider = getattr(node, "provider", None) or (CPU if kind == "subgraph" else None)  # CPU nodes have no entry
+    return Place(**own, op_type=getattr(node, "op_type", None), provider=provider, copy=copied)
+
+
+def _notes(report: Report, name: str, runs_in: set[str]) -> Iterator[str]:
     """Caveats about the node called `name`, which runs in the nodes `runs_in`."""
     for phase in report.phases:
         if any(row.name == name and row.state == "ambiguous" for row in phase.file_nodes):
             yield f"{phase.name}: no source names the node that executes {name}; the table lists the candidates"
         inner = {each.name for each in (phase.subgraphs.on_cpu if phase.subgraphs else ())}
-        for same in dict.fromkeys(node.name for node in phase.nodes if node.name in inner and node.name in runs_in):
+        for same in sorted(inner & runs_in & {node.name for node in phase.nodes}):
             yield f"another node named {same} is in a control-flow subgraph of {phase.name}, on {CPU}"
     if report.probing is not None and runs_in & set(report.probing.missing_probes):
         budget = f"{report.probing.budget_seconds:g} seconds"
@@ -232,56 +246,9 @@ def notes(report: Report, name: str, runs_in: set[str]) -> Iterator[str]:
         yield f"dry run as {report.dry_run.device_name}: no times"
 
 
-def _places_in(report: Report, phase: Phase, name: str) -> Iterator[Place]:
-    """The places of a node in one phase: in the plan, in a fused node, or in other parts of the report only."""
-    row = next((row for row in phase.file_nodes if row.name == name), None)
-    names = {name} if row is None else {name, *row.ran_as}
-
-    def outside(kind: PlaceKind, node: str, op_type: str | None, provider: str | None) -> Place:
-        return Place(phase=phase.name, file=phase.file, kind=kind, node=node, op_type=op_type, provider=provider)
-
-    executed = [node for node in phase.nodes if node.name in names]
-    if executed:
-        yield from (_in_plan(phase, node, name) for node in executed)
-        for part in phase.subgraphs.function_nodes if phase.subgraphs else ():
-            if part.name in names:
-                yield outside("subgraph", part.name, part.op_type, part.provider)
-        return
-    if row is not None:
-        yield outside("folded", name, row.op_type, row.provider)
-        return
-    copy = next((copy for copy in phase.copies if copy.name == name), None)
-    inner = next((node for node in (phase.subgraphs.on_cpu if phase.subgraphs else ()) if node.name == name), None)
-    listed = next((entry for entry in report.fallbacks if (entry.phase, entry.node) == (phase.name, name)), None)
-    if copy is not None:
-        yield outside("border", name, None, None).model_copy(update={"copy_performed": copy})
-    elif inner is not None:
-        yield outside("subgraph", name, inner.op_type, CPU)
-    elif listed is not None:
-        yield outside("listed", name, listed.op_type, listed.provider)
-
-
-def _in_plan(phase: Phase, node: NodePlacement, name: str) -> Place:
-    """The place of a plan node that is, or contains, the node called `name`."""
-    made = next((copy for copy in phase.copies if copy.kind == "memcpy_node" and copy.name == node.name), None)
-    return Place.copy_of(
-        node,
-        phase=phase.name,
-        file=phase.file,
-        kind="replaced" if node.name != name else "copy" if made else "runs",
-        node=node.name,
-        replaces=tuple(row.name for row in ran_by(phase).get(node.name, ()) if row.name != node.name),
-        time_share=share_of(node.host_us_per_run, total_us(phase.nodes)),
-        copy=made,
-        copies_caused=tuple(copy for copy in phase.copies if node.name in copy.caused_by),
-    )
-
-
 # Document
 
 
-MOST = 40
-"""Maximum listed names; the JSON has all."""
 COPY_FIELDS = ("name", "tensor", "direction", "bytes_per_run", "host_us_per_run", "caused_by", "cause_missing_reason")
 IDENTITY = ("op_type", "module", "layer", "source_line", "preferred_provider")
 PLACE_FIELDS = ("phase", "node", "op_type", "provider", "position", "host_us_per_run", "time_share", "output_bytes")
@@ -290,14 +257,8 @@ PLACE_FIELDS = ("phase", "node", "op_type", "provider", "position", "host_us_per
 def document(found: Explanation | Matches) -> Document:
     """The document."""
     if isinstance(found, Matches):
-        phases = list(dict.fromkeys(phase for entry in found.matches for phase in entry.providers))
-        rows = []
-        for entry in found.matches:
-            where = " / ".join(dict.fromkeys(named_provider(entry.providers.get(phase)) for phase in phases))
-            rows.append((entry.node, entry.op_type or NOT_KNOWN, where or NOT_KNOWN, entry.reason or ""))
-        shown = table("Matching nodes", ("node", "operator", "provider", "reason"), rows, most=MOST, obvious=True)
-        opening: tuple[Block, ...] = (shown,) if rows else ()
-        return Document("Nodes of a report", found.query, (render_no_single(found),), (), opening)
+        lines = [*found.headlines, *([name_some(found.matches[MOST:], MOST)] if found.matches[MOST:] else [])]
+        return Document("Nodes of a report", found.query, (render_no_single(found),), (), tuple(map(Line, lines)))
     sections = (*_copies(found), *_reasons(found), *_kernels(found), *_remarks(found))
     return Document("Node of a report", found.node, (headline(found),), sections, tuple(_opening(found)))
 
@@ -342,17 +303,18 @@ def _reasons(explanation: Explanation) -> Iterator[Section]:
 
     for number, entries in enumerate(grouped(explanation.fallbacks, findings).values()):
         phases = in_phases(entry.phase for entry in entries)
+        costs = [(f"cost{in_phases([entry.phase])}", _cost_text(entry)) for entry in entries]
         for at, reason in enumerate(entries[0].preferred):
             title = f"Not on {reason.provider} either" if at else f"Not on {reason.provider}{phases}"
             rows = [(f"evidence ({reason.evidence_kind})", reason.evidence), ("remedy", reason.remedy)]
-            for entry in () if at else entries:
-                cost = "unknown (not executed, or inside control flow)"
-                if entry.cost is not None:
-                    cost = "; ".join(f"{name} {value}" for name, value in fields_of(entry.cost))
-                rows.append((f"cost{in_phases([entry.phase])}", cost))
-            rows.append(("see", f"{REASONS_PAGE}#{reason.reason}"))
-            blocks = (pairs("Reason", rows), *_details(reason))
-            yield Section(f"why{number}-{at}", f"{title}: {reason.reason}", blocks)
+            rows += [*([] if at else costs), ("see", f"{REASONS_PAGE}#{reason.reason}")]
+            yield Section(f"why{number}-{at}", f"{title}: {reason.reason}", (pairs("Reason", rows), *_details(reason)))
+
+
+def _cost_text(entry: Fallback) -> str:
+    if entry.cost is None:
+        return "unknown (not executed, or inside control flow)"
+    return "; ".join(f"{name} {value}" for name, value in fields_of(entry.cost))
 
 
 def _details(why: SkippedProvider) -> Iterator[Block]:
@@ -409,38 +371,34 @@ def headline(explanation: Explanation) -> str:
         return f"{explanation.node}: not in any phase; other parts of the report name it"
     parts: dict[str, list[str]] = {}
     for phase, places in grouped(explanation.places, lambda place: place.phase).items():
-        text = _render_place(explanation, places[0]) if len(places) == 1 else _render_parts(explanation, places)
-        parts.setdefault(text, []).append(phase)
+        parts.setdefault(_places_text(explanation, places), []).append(phase)
     where = "; ".join(f"{text}{in_phases(phases)}".removesuffix(",") for text, phases in parts.items())
     return f"{explanation.node}: {where}{'; the run FAILED' if explanation.run_failure is not None else ''}"
 
 
-def _render_parts(explanation: Explanation, places: Sequence[Place]) -> str:
-    """Text for a node that several nodes replace."""
-    on = Counter(named_provider(place.provider) for place in places)
-    known = [entry for place in places if (entry := reason_in(explanation, place)) is not None]
-    where = listing(f"{count} on {provider}" for provider, count in on.items())
-    reason = ", ".join(dict.fromkeys(entry.reason for entry in known))
-    reasons = f", not on {named_provider(known[0].preferred_provider)}: {reason}," if known else ""
-    return f"not in the plan; executed as {plural(len(places), 'node')}: {where}{reasons}"
-
-
-def _render_place(explanation: Explanation, place: Place) -> str:
-    """Text for one place."""
+def _places_text(explanation: Explanation, places: Sequence[Place]) -> str:
+    """Text for the places in one phase; several nodes run a node that ONNX Runtime replaced."""
+    place, operator = places[0], places[0].op_type or "unknown operator"
     if (made := place.copy_performed) is not None:
         what = "copies" if place.kind == "copy" else f"{made.kind.replace('_', ' ')}, copied"
         return " ".join(filter(None, (what, made.tensor, made.direction.replace("_", " "))))
     if place.kind == "folded" and place.provider is None:
-        return f"{place.op_type or 'unknown operator'} of the file, folded by ONNX Runtime at load time"
-    where = f"{place.op_type or 'unknown operator'} on {named_provider(place.provider)}"
-    if place.kind == "replaced":
+        return f"{operator} of the file, folded by ONNX Runtime at load time"
+    where = f"{operator} on {named_provider(place.provider)}"
+    if len(places) > 1:
+        on = Counter(named_provider(each.provider) for each in places)
+        counts = listing(f"{count} on {provider}" for provider, count in on.items())
+        where = f"not in the plan; executed as {plural(len(places), 'node')}: {counts}"
+    elif place.kind == "replaced":
         where = f"not in the plan; fused into {place.node}: {where}"
-    if place.kind == "subgraph":
+    elif place.kind == "subgraph":
         where += " in a control-flow subgraph"
-    reason = reason_in(explanation, place)
-    if reason is not None:
-        return f"{where}, not on {named_provider(reason.preferred_provider)}: {reason.reason} ({reason.evidence_kind})"
-    return f"{where}, the preferred provider," if place.provider == explanation.preferred_provider else where
+    reasons = [entry for each in places if (entry := reason_in(explanation, each)) is not None]
+    if reasons:
+        codes = ", ".join(dict.fromkeys(entry.reason for entry in reasons))
+        return f"{where}, not on {named_provider(reasons[0].preferred_provider)}: {codes} ({reasons[0].evidence_kind})"
+    on_preferred = {each.provider for each in places} == {explanation.preferred_provider}
+    return f"{where}, the preferred provider," if on_preferred else where
 
 
 def reason_in(explanation: Explanation, place: Place) -> Fallback | None:
