@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import get_args
 
 from partita import dtypes
+from partita.partition_reports.groups import grouped
 from partita.support.records import (
     Assignments,
     Condition,
-    Counts,
     FormEntry,
     Measurement,
     Measurements,
     Message,
     ModelNeed,
-    ModelNodes,
     OperatorEntry,
     Outcome,
-    ProviderFacts,
     SupportLevel,
     SupportTable,
     VersionEntry,
-    Versions,
 )
 
 MOST_MESSAGES = 5
@@ -32,45 +30,20 @@ Place = tuple[str, str, int]
 """Domain, operator, and the operator set version that introduced this version of it."""
 
 
-def build_table(
-    measured: Measurements,
-    *,
-    provider: ProviderFacts,
-    versions: Versions,
-    scope: str,
-    created: str,
-    partita_version: str,
-    budget_seconds: float,
-    notes: Sequence[str] = (),
-) -> SupportTable:
-    """The table; operators in alphabetical order, ai.onnx first."""
-    places: dict[Place, list[Measurement]] = {}
-    for answer in measured.results:
-        places.setdefault((answer.domain, answer.operator, answer.since), []).append(answer)
-    beyond = dict(measured.untested_counts)
-    operators: dict[tuple[str, str], list[VersionEntry]] = {}
-    for place in sorted(places):
-        operators.setdefault(place[:2], []).append(_version_entry(places[place], beyond.get(place, 0)))
-    counted = Counter[str](answer.outcome for answer in measured.results)
-    return SupportTable(
-        created=created,
-        partita_version=partita_version,
-        provider=provider,
-        versions=versions,
-        scope=scope,
-        seconds=measured.seconds,
-        budget_seconds=budget_seconds,
-        complete=measured.complete,
-        sessions=measured.sessions,
-        crashes=measured.crashes,
-        variants=Counts(**{name: counted.get(name, 0) for name in Counts.model_fields}),
+def build_table(measured: Measurements, **facts: object) -> SupportTable:
+    """The table; operators in alphabetical order, ai.onnx first. `facts`: its fields that are not measured."""
+    places = grouped(measured.results, lambda answer: (answer.domain, answer.operator, answer.since))
+    beyond, counted = dict(measured.untested_counts), Counter[str](answer.outcome for answer in measured.results)
+    entries = {place: _version_entry(places[place], beyond.get(place, 0)) for place in sorted(places)}
+    return SupportTable.copy_of(
+        measured,
+        variants={outcome: counted[outcome] for outcome in get_args(Outcome)},
         operators=tuple(
-            OperatorEntry(domain=domain, name=name, versions=tuple(entries))
-            for (domain, name), entries in operators.items()
+            OperatorEntry(domain=domain, name=name, versions=tuple(entries[place] for place in own))
+            for (domain, name), own in grouped(entries, lambda place: place[:2]).items()
         ),
         model_operators=tuple(_model_need(need, places) for need in measured.model_nodes),
-        without_example=measured.without_example,
-        notes=tuple(notes),
+        **facts,
     )
 
 
@@ -90,16 +63,7 @@ def _version_entry(answers: Sequence[Measurement], beyond: int) -> VersionEntry:
         until=answers[0].until,
         verdict=found_verdict,
         types=_assignments([answer for answer in answers if answer.kind == "types"], beyond),
-        forms=tuple(
-            FormEntry(
-                kind=answer.kind,
-                outcome=answer.outcome,
-                difference=answer.difference,
-                factors=tuple(sorted(answer.factors)),
-                message=answer.message,
-            )
-            for answer in forms
-        ),
+        forms=tuple(FormEntry.copy_of(answer, factors=tuple(sorted(answer.factors))) for answer in forms),
         conditions=found,
         unexplained=unexplained,
         messages=tuple(Message(text=text, variants=count) for text, count in messages.most_common(MOST_MESSAGES)),
@@ -130,22 +94,14 @@ def support_level(answers: Iterable[Measurement]) -> SupportLevel:
 def _assignments(answers: Sequence[Measurement], beyond: int) -> Assignments:
     """Type assignments by outcome; the type is empty for a variable without input in a form."""
     variables = tuple(dict.fromkeys(name for answer in answers for name, _ in answer.types))
-    found: dict[Outcome, list[tuple[str, ...]]] = {}
-    for answer in answers:
-        found.setdefault(answer.outcome, []).append(_row_of(answer, variables))
-    replaced = tuple(_row_of(answer, variables) for answer in answers if answer.replaced)
-    return Assignments(
-        variables=variables,
-        replaced=replaced,
-        beyond_limit=beyond,
-        **{outcome: tuple(listed) for outcome, listed in found.items()},
-    )
 
+    def rows(listed: Iterable[Measurement]) -> tuple[tuple[str, ...], ...]:
+        given = (dict(answer.types) for answer in listed)
+        return tuple(tuple(short(types[name]) if name in types else "" for name in variables) for types in given)
 
-def _row_of(answer: Measurement, variables: Sequence[str]) -> tuple[str, ...]:
-    """The types of one variant, in the order of `variables`."""
-    given = dict(answer.types)
-    return tuple(short(given[name]) if name in given else "" for name in variables)
+    found = {outcome: rows(listed) for outcome, listed in grouped(answers, lambda answer: answer.outcome).items()}
+    replaced = rows(answer for answer in answers if answer.replaced)
+    return Assignments(variables=variables, replaced=replaced, beyond_limit=beyond, **found)
 
 
 def short(kind: str) -> str:
@@ -161,29 +117,19 @@ def short(kind: str) -> str:
     return f"{outer}({short(inner[:-1])})"
 
 
-def _model_need(need: ModelNodes, places: Mapping[Place, Sequence[Measurement]]) -> ModelNeed:
-    """Nodes of the model with their outcome."""
-    outcomes = list(_outcomes_of(need, places.get((need.domain, need.operator, need.since), ())))
+def _model_need(need: ModelNeed, places: Mapping[Place, Sequence[Measurement]]) -> ModelNeed:
+    """Nodes of the model with the best outcome of the variants that match their known types."""
+    typed = [each for each in places.get((need.domain, need.operator, need.since), ()) if each.kind == "types"]
+    outcomes = {
+        answer.outcome
+        for answer in typed
+        if all(dict(answer.types).get(name, kind) == kind for name, kind in need.types.items())
+    }
     best: tuple[Outcome, ...] = ("supported", "rejected", "failed", "crashed", "invalid")
-    return ModelNeed(
-        domain=need.domain,
-        operator=need.operator,
-        since=need.since,
-        types={name: short(kind) for name, kind in need.types},
-        nodes=need.nodes,
-        outcome=next((outcome for outcome in best if outcome in outcomes), "untested"),
+    types = {name: short(kind) for name, kind in need.types.items()}
+    return need.model_copy(
+        update={"types": types, "outcome": next((each for each in best if each in outcomes), "untested")}
     )
-
-
-def _outcomes_of(need: ModelNodes, answers: Iterable[Measurement]) -> Iterator[Outcome]:
-    """Outcomes of variants that match the known types of the model."""
-    for answer in answers:
-        given = dict(answer.types)
-        if answer.kind == "types" and all(given.get(name, kind) == kind for name, kind in need.types):
-            yield answer.outcome
-
-
-# --- factors that decide ---
 
 
 def deciding_factors(
@@ -203,7 +149,8 @@ def deciding_factors(
         for number in sorted(open_forms):
             for factor in sorted(unsupported[number] - harmless):
                 forms_of.setdefault(factor, set()).add(number)
-        groups: dict[frozenset[int], list[str]] = {}  # factors of exactly the same forms are not separable
+        # Factors of exactly the same forms are not separable.
+        groups: dict[frozenset[int], list[str]] = {}
         for factor, forms in forms_of.items():
             groups.setdefault(frozenset(forms), []).append(factor)
         if not groups:

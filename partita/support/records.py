@@ -43,23 +43,12 @@ class Measurement:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelNodes:
-    """Nodes of a model with one operator version and types."""
-
-    domain: str
-    operator: str
-    since: int
-    types: tuple[tuple[str, str], ...]
-    nodes: int
-
-
-@dataclass(frozen=True, slots=True)
 class Measurements:
     """Results of a measurement."""
 
     results: tuple[Measurement, ...]
-    model_nodes: tuple[ModelNodes, ...]
-    """Nodes of the model; empty without a model."""
+    model_nodes: tuple[ModelNeed, ...]
+    """Nodes of the model, with types in the spelling of ONNX schemas; empty without a model."""
     without_example: tuple[str, ...]
     """Operator versions without a known valid form."""
     untested_counts: tuple[tuple[tuple[str, str, int], int], ...]
@@ -200,18 +189,7 @@ class ModelNeed(Record):
     types: dict[str, str]
     """Type variable -> type, as far as known."""
     nodes: int
-    outcome: Outcome
-
-
-class Counts(Record):
-    """Number of variants by outcome."""
-
-    supported: int
-    rejected: int
-    failed: int
-    crashed: int
-    invalid: int
-    untested: int
+    outcome: Outcome = "untested"
 
 
 class SupportTable(Record):
@@ -230,10 +208,11 @@ class SupportTable(Record):
     """Every variant in scope was tested."""
     sessions: int
     crashes: int
-    variants: Counts
+    variants: dict[Outcome, int]
+    """Number of variants by outcome."""
     operators: tuple[OperatorEntry, ...]
     model_operators: tuple[ModelNeed, ...]
     """Nodes of the model by operator and types; empty without a model."""
     without_example: tuple[str, ...]
     """Operator versions without a known valid form, which could not be tested."""
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()

@@ -6,9 +6,21 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from partita.observations.text_format import decimals, plural
+from partita.partition_reports.groups import grouped
 from partita.partition_reports.render.show import Views
-from partita.partition_reports.sections.model import Block, Column, Document, Group, Line, Section, Table, pairs, table
-from partita.support.records import Assignments, ModelNeed, OperatorEntry, SupportTable, VersionEntry
+from partita.partition_reports.sections.model import (
+    Block,
+    Column,
+    Document,
+    Group,
+    Line,
+    Section,
+    Table,
+    fields_of,
+    pairs,
+    table,
+)
+from partita.support.records import Assignments, OperatorEntry, SupportTable, VersionEntry
 
 FEW_OPERATORS = 8
 """Maximum number of operators shown with all their versions."""
@@ -55,11 +67,15 @@ def headline(found: SupportTable) -> str:
 
 def document(found: SupportTable) -> Document:
     """The document."""
+    provider, size = found.provider, [("scope", found.scope), ("measured", _size(found))]
+    simulated = ("dry run as", provider.device)
+    rows = [*fields_of(provider, "device"), simulated, *fields_of(found.versions), *size]
+    measurement = Section("asked", "Measurement", (pairs("Measurement", rows),))
     return Document(
         kind="Support table",
         name=found.provider.name,
         headline=(headline(found),),
-        sections=sections(found),
+        sections=(measurement, *_needs(found), *_tables(found), *_gaps(found)),
         created=found.created,
         version=found.partita_version,
     )
@@ -68,84 +84,53 @@ def document(found: SupportTable) -> Document:
 VIEWS = Views(document, unfold=True)
 
 
-def sections(found: SupportTable) -> tuple[Section, ...]:
-    """Every section that is not empty."""
-    return (_measurement(found), *_needs(found), *_tables(found), *_gaps(found))
-
-
-def _measurement(found: SupportTable) -> Section:
-    """Provider, versions, and size of the measurement."""
-    provider, versions = found.provider, found.versions
-    device = f"dry run as {provider.device}" if provider.device else ", ".join(provider.devices)
-    rows = [
-        ("provider", f"{provider.name} ({provider.ort_name})" + (f", {device}" if device else "")),
-        ("plugin", provider.plugin or ""),
-        ("options", ", ".join(f"{name}={value}" for name, value in provider.options.items())),
-        (
-            "ONNX Runtime",
-            f"{versions.onnxruntime_package or versions.onnxruntime}, operator set {versions.opset or '?'}",
-        ),
-        ("operators of", f"onnx {versions.onnx}"),
-        ("machine", f"{versions.cpu}, {versions.operating_system}"),
-        ("scope", found.scope),
-        ("measured", _size(found)),
-    ]
-    return Section("asked", "Measurement", (pairs("Measurement", rows),))
-
-
 def _size(found: SupportTable) -> str:
     """Variants, sessions and seconds."""
     counts = found.variants
-    total = sum(counts.model_dump().values())
+    total = sum(counts.values())
     parts = [f"{plural(total, 'variant')} in {plural(found.sessions, 'session')}, {decimals(found.seconds)} s"]
-    parts += [
-        f"{getattr(counts, name)} {word}" for name, word in (("invalid", "not valid models"), ("crashed", "crashed"))
-    ]
+    parts += [f"{counts['invalid']} not valid models", f"{counts['crashed']} crashed"]
     if not found.complete:
-        parts.append(f"{counts.untested} untested after {found.budget_seconds:g} s (`seconds`)")
+        parts.append(f"{counts['untested']} untested after {found.budget_seconds:g} s (`seconds`)")
     return "; ".join(parts)
 
 
 def _needs(found: SupportTable) -> Iterator[Section]:
-    """Operators of the model with their support."""
-    if found.model_operators:
-        order = {"supported": 1}
-        rows = [_need_row(need) for need in sorted(found.model_operators, key=lambda need: order.get(need.outcome, 0))]
+    """Operators of the model with their support, the unsupported ones first."""
+    rows = []
+    for need in sorted(found.model_operators, key=lambda need: need.outcome == "supported"):
+        name = f"{need.domain}:{need.operator}" if need.domain else need.operator
+        types = ", ".join(f"{variable} {kind}" for variable, kind in need.types.items() if not is_fixed(variable))
+        rows.append((f"{name}-{need.since}", types, str(need.nodes), OUTCOMES[need.outcome]))
+    if rows:
         heads = ("operator", "types", Column("nodes"), "outcome")
         yield Section("model", "Operators of the model", (table("Operators of the model", heads, rows, obvious=True),))
 
 
-def _need_row(need: ModelNeed) -> tuple[str, ...]:
-    name = f"{need.domain}:{need.operator}" if need.domain else need.operator
-    types = ", ".join(f"{variable} {kind}" for variable, kind in need.types.items() if not is_fixed(variable))
-    return f"{name}-{need.since}", types, str(need.nodes), OUTCOMES[need.outcome]
-
-
 def _tables(found: SupportTable) -> Iterator[Section]:
     """A section per domain; operators in alphabetical order."""
-    domains: dict[str, list[OperatorEntry]] = {}
-    for entry in found.operators:
-        domains.setdefault(entry.domain, []).append(entry)
-    for domain, entries in domains.items():
-        name = domain or ONNX
+    whole = len(found.operators) <= FEW_OPERATORS
+    for domain, entries in grouped(found.operators, lambda entry: entry.domain).items():
         counts = Counter[str](entry.newest.verdict for entry in entries)
         about = ", ".join(f"{VERDICTS[verdict]}: {counts[verdict]}" for verdict in VERDICTS if counts[verdict])
         key = f"domain-{domain.replace('.', '-') or 'onnx'}"
-        yield Section(
-            key, f"Operators of {name}", tuple(_blocks(entries, whole=len(found.operators) <= FEW_OPERATORS)), about
-        )
+        yield Section(key, f"Operators of {domain or ONNX}", tuple(_blocks(entries, whole=whole)), about)
 
 
 def _blocks(entries: Sequence[OperatorEntry], *, whole: bool) -> Iterator[Block]:
-    """The newest version of each operator, with older versions folded; `whole`: all versions in one table."""
+    """The newest version of each operator, with older versions folded.
+
+    `whole`: all versions in one table, and the messages of the provider about unsupported variants.
+    """
+    every = [(entry, version) for entry in entries for version in entry.versions[::-1]]
+    older = [(entry, version) for entry, version in every if version is not entry.newest]
     if whole:
-        yield _version_table(
-            "Every version", [(entry, version) for entry in entries for version in entry.versions[::-1]]
-        )
-        yield from _messages(entries)
+        yield _version_table("Every version", every)
+        for entry, version in every:
+            name = f"{entry.full_name}-{version.since}"
+            yield from (Line(message.text, name, "quiet") for message in version.messages)
         return
     yield _version_table("The newest version of each operator", [(entry, entry.newest) for entry in entries])
-    older = [(entry, version) for entry in entries for version in entry.versions[-2::-1]]
     if older:
         yield Group(f"Older versions ({len(older)})", (_version_table("Older versions", older),), folded=True)
 
@@ -168,40 +153,25 @@ def _version_table(caption: str, rows: Sequence[tuple[OperatorEntry, VersionEntr
 
 def _conditions(version: VersionEntry) -> Iterator[str]:
     """Conditions under which forms are unsupported."""
-    for condition in version.conditions:
-        yield " or ".join(condition.factors)
+    yield from (" or ".join(condition.factors) for condition in version.conditions)
     if version.unexplained:
         yield f"{plural(version.unexplained, 'form')} without a single deciding factor"
 
 
-def _messages(entries: Sequence[OperatorEntry]) -> Iterator[Block]:
-    """Messages of the provider about unsupported variants."""
-    for entry in entries:
-        for version in entry.versions[::-1]:
-            for each in version.messages:
-                yield Line(each.text, f"{entry.full_name}-{version.since}", "quiet")
-
-
 def _gaps(found: SupportTable) -> Iterator[Section]:
     """Untested operators, and notes."""
-    lines: list[Block] = [Line(note, "note", "quiet") for note in found.notes]
-    if found.without_example:
-        lines.append(
-            Line(
-                f"{plural(len(found.without_example), 'operator version')} not tested, because no valid form is known: "
-                f"{', '.join(found.without_example)}",
-                "untested",
-                "quiet",
-            )
-        )
-    untested = [
+    lines = [Line(note, "note", "quiet") for note in found.notes]
+    unknown = f"{plural(len(found.without_example), 'operator version')} not tested, because no valid form is known: "
+    untested = ", ".join(
         f"{entry.full_name}-{version.since}"
         for entry in found.operators
         for version in entry.versions
         if version.verdict == "untested"
-    ]
+    )
+    if found.without_example:
+        lines.append(Line(f"{unknown}{', '.join(found.without_example)}", "untested", "quiet"))
     if untested:
-        lines.append(Line(", ".join(untested), "not tested in time", "quiet"))
+        lines.append(Line(untested, "not tested in time", "quiet"))
     if lines:
         yield Section("gaps", "Not tested", tuple(lines))
 
@@ -266,19 +236,10 @@ def _described(types: Assignments, rows: Sequence[Row]) -> str:
         return "; ".join(f"{name}: {', '.join(column)}" for name, column in zip(names, columns, strict=True))
     if all(len(set(row)) == 1 for row in cut):
         return f"{' = '.join(names)}: {', '.join(row[0] for row in cut)}"
-    groups = list(_grouped(cut)) if len(moving) == 2 else []
-    if 0 < len(groups) <= MOST_GROUPS:
-        return "; ".join(f"{names[0]} {', '.join(first)} with {names[1]} {', '.join(rest)}" for first, rest in groups)
+    if len(moving) == 2:
+        seconds = grouped(cut, lambda row: row[0])
+        groups = grouped(seconds, lambda first: ", ".join(row[1] for row in seconds[first]))
+        texts = (f"{names[0]} {', '.join(firsts)} with {names[1]} {rest}" for rest, firsts in groups.items())
+        if len(groups) <= MOST_GROUPS:
+            return "; ".join(texts)
     return f"{len(cut)} of {len(everything)} combinations of {', '.join(names)}"
-
-
-def _grouped(rows: Sequence[Row]) -> Iterator[tuple[list[str], list[str]]]:
-    """Groups of first types with equal second types."""
-    seconds: dict[str, list[str]] = {}
-    for row in rows:
-        seconds.setdefault(row[0], []).append(row[1])
-    firsts: dict[tuple[str, ...], list[str]] = {}
-    for first, listed in seconds.items():
-        firsts.setdefault(tuple(listed), []).append(first)
-    for others, found in firsts.items():
-        yield found, list(others)

@@ -36,7 +36,7 @@ def measure(
     """
     began, interrupted, complete = time.monotonic(), False, False
     newest, error, table = None, "", Table({}, by_need=False)
-    needs: tuple[support.ModelNodes, ...] = ()
+    needs: tuple[support.ModelNeed, ...] = ()
     with Lab(resolution, Cache(None), began + seconds, environment) as lab:
         try:
             newest, error = newest_opset(lab)
@@ -154,13 +154,15 @@ def _is_needed(types: Types, needed: Collection[Types]) -> bool:
 
 def find_requested(
     selection: Mapping[str, Any], opset: int
-) -> tuple[Mapping[Operator, frozenset[Types]], tuple[support.ModelNodes, ...]]:
+) -> tuple[Mapping[Operator, frozenset[Types]], tuple[support.ModelNeed, ...]]:
     """The operator versions to test, with their types and counts in a model. `selection`: see `measure`."""
     known = [entry for entry in operators() if entry.domain != "" or entry.since <= opset]
     if selection.get("model"):
         needed = _needs_of(Path(selection["model"]), set(known))
         needs = tuple(
-            support.ModelNodes(operator.domain, operator.name, operator.since, types, nodes)
+            support.ModelNeed(
+                domain=operator.domain, operator=operator.name, since=operator.since, types=dict(types), nodes=nodes
+            )
             for operator, counted in needed.items()
             for types, nodes in counted.items()
         )
