@@ -9,7 +9,6 @@ from partita.inspection.records import (
     GraphFacts,
     Inspection,
     ModulePrecision,
-    Provenance,
     Size,
 )
 from partita.observations.records import remedy_of
@@ -36,32 +35,32 @@ from partita.partition_reports.sections.model import (
 
 OPERATORS = 20
 """Maximum operators of a domain in a line; --json has all."""
+FILE_FIELDS = ("name", "size_bytes", "sha256")
 ROWS = 40
 """Maximum rows of a table."""
 
 
 def document(found: Inspection) -> Document:
     """Every section that is not empty."""
-    licence = fields_of(found.licence, "name", prefix="licence ")
+    licence = [("licence", found.licence.name or "unknown"), *fields_of(found.licence, "name", prefix="licence ")]
+    companions = (pairs("Tokenizer", fields_of(found.tokenizer, "files")), pairs("Licence", licence))
+    weights = table_of("By type", found.weights.kinds, "dtype", "tensors", "elements", "size_bytes")
+    files: list[Block] = [table_of("Files", found.files, *FILE_FIELDS, most=ROWS)]
+    if found.kind == "package" and any(file.sha256 for file in found.files):
+        files.append(Line("hashes from the manifest; partita verify checks them", tone="quiet"))
+    origin = table_of("Files of the checkpoint", found.provenance.source_files, *FILE_FIELDS, most=ROWS, obvious=False)
     sections = (
         Section("model", "Model", (pairs("Model", fields_of(found.model)),)),
         *(_graph(graph) for graph in found.graphs),
         Section("contract", "Contract", _contract(found)),
         Section("foreign", "Detected layout", _foreign(found.foreign) if found.foreign else ()),
         Section("cache", "Cache", _cache(found.cache) if found.cache and found.cache.states else ()),
-        Section("weights", "Weights", (_weights(found),), human_bytes(found.weights.size_bytes)),
+        Section("weights", "Weights", (weights,), human_bytes(found.weights.size_bytes)),
         Section("modules", "Precision by module", (_modules(found.modules),)),
-        Section("provenance", "Provenance", tuple(_provenance(found.provenance))),
+        Section("provenance", "Provenance", (pairs("Provenance", fields_of(found.provenance)), origin)),
         Section("adapters", "Adapters", (pairs("Adapters", _adapters(found)),)),
-        Section("files", "Files", tuple(_files(found))),
-        Section(
-            "companions",
-            "Tokenizer and licence",
-            (
-                pairs("Tokenizer", fields_of(found.tokenizer, "files")),
-                pairs("Licence", [("licence", found.licence.name or "unknown"), *licence]),
-            ),
-        ),
+        Section("files", "Files", tuple(files)),
+        Section("companions", "Tokenizer and licence", companions),
     )
     return Document(
         kind=f"Contents of {'an' if found.kind.startswith('onnx') else 'a'} {found.kind}",
@@ -88,9 +87,10 @@ def _findings(found: Inspection) -> Iterator[Line]:
 
 def _graph(graph: GraphFacts) -> Section:
     """Operators, operator sets, inputs and outputs of one file."""
-    rows = fields_of(graph, "file", "metadata")
-    for domain, entries in grouped(graph.operators, lambda entry: entry.domain).items():
-        rows.append((f"of {domain_name(domain)}", tally({entry.operator: entry.nodes for entry in entries}, OPERATORS)))
+    rows = fields_of(graph, "file", "metadata", "operators")
+    for domain, names in grouped(graph.operators, lambda name: name.rpartition(":")[0]).items():
+        counts = {name.rpartition(":")[2]: graph.operators[name] for name in names}
+        rows.append((f"of {domain_name(domain)}", tally(counts, OPERATORS)))
     ports = [
         (f"{arrow}{port.name}", port.role or "-", port.dtype or "-", shape_text(port.shape))
         for arrow, ports in (("", graph.inputs), ("-> ", graph.outputs))
@@ -127,11 +127,6 @@ def _cache(cache: CacheFacts) -> tuple[Block, ...]:
     return (total, table("States", ("state", Column("layers"), "type", "shape"), rows, obvious=True))
 
 
-def _weights(found: Inspection) -> Table:
-    """Stored tensors by type."""
-    return table_of("By type", found.weights.kinds, "dtype", "tensors", "elements", "size_bytes")
-
-
 def _modules(modules: Sequence[ModulePrecision]) -> Table:
     """Modules with equal weight formats in a row; names that differ only in numbers are merged."""
     rows = []
@@ -148,29 +143,12 @@ def _modules(modules: Sequence[ModulePrecision]) -> Table:
     return table("Precision by module", heads, rows, obvious=True, most=ROWS)
 
 
-FILE_FIELDS = ("name", "size_bytes", "sha256")
-
-
-def _provenance(made: Provenance) -> Iterator[Block]:
-    """Origin, and files of the checkpoint."""
-    yield pairs("Provenance", fields_of(made))
-    if made.source_files:
-        yield table_of("Files of the checkpoint", made.source_files, *FILE_FIELDS, most=ROWS, obvious=False)
-
-
 def _adapters(found: Inspection) -> Iterator[tuple[str, str]]:
     """Merged and separate adapters."""
     yield from ((adapter.name, adapter_text(adapter)) for adapter in found.adapters)
     by_row = found.contract is not None and found.contract.adapters_by_row
     if any(not adapter.merged for adapter in found.adapters):
         yield "rows of a batch", "may use different adapters" if by_row else "share one adapter"
-
-
-def _files(found: Inspection) -> Iterator[Block]:
-    """Files of the folder; a size of `-`: the file is missing."""
-    yield table_of("Files", found.files, *FILE_FIELDS, most=ROWS)
-    if found.kind == "package" and any(file.sha256 for file in found.files):
-        yield Line("hashes from the manifest; partita verify checks them", tone="quiet")
 
 
 MAIN = "ai.onnx"
@@ -195,16 +173,10 @@ def state_text(state: State) -> str:
 
 def storage_text(module: ModulePrecision) -> str:
     """`int4, MatMulNBits, blocks of 32, zero points`, or the element type."""
-    parts = [module.precision]
-    if module.operator:
-        parts.append(module.operator)
-    if module.operator and module.block_size:
-        parts.append(f"blocks of {module.block_size}")
-    if module.zero_points:
-        parts.append("zero points")
-    if module.compute_dtype:
-        parts.append(f"computed in {module.compute_dtype}")
-    return ", ".join(parts)
+    blocks = f"blocks of {module.block_size}" if module.operator and module.block_size else ""
+    points = "zero points" if module.zero_points else ""
+    computed = f"computed in {module.compute_dtype}" if module.compute_dtype else ""
+    return ", ".join(filter(None, (module.precision, module.operator, blocks, points, computed)))
 
 
 KINDS = {

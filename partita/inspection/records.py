@@ -53,15 +53,6 @@ class PortFacts(Record):
     """Role in the contract; null without a contract."""
 
 
-class OperatorCount(Record):
-    """Nodes of one operator."""
-
-    domain: str
-    """Empty for ai.onnx."""
-    operator: str
-    nodes: int
-
-
 Kind: TypeAlias = Literal["package", "model package", "onnx folder", "onnx file"]
 
 
@@ -84,8 +75,9 @@ class GraphFacts(Record):
     """Nodes in control-flow subgraphs."""
     functions: int
     """Model-local functions."""
-    operators: tuple[OperatorCount, ...]
-    """Operators of main graph and control-flow subgraphs, the most frequent of a domain first."""
+    operators: dict[str, int]
+    """Nodes by operator (`com.microsoft:MatMulNBits`) in main graph and control-flow subgraphs, the most frequent of a
+    domain first."""
     inputs: tuple[PortFacts, ...]
     outputs: tuple[PortFacts, ...]
     data_files: tuple[str, ...]

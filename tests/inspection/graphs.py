@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 FLOAT, HALF = TensorProto.FLOAT, TensorProto.FLOAT16
 
 
-def weight(name: str, shape: tuple[int, ...], dtype: type = np.float32) -> onnx.TensorProto:
+def weight(name: str, shape: Sequence[int], dtype: type = np.float32) -> onnx.TensorProto:
     return numpy_helper.from_array(np.ones(shape, dtype), name)
 
 

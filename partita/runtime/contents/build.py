@@ -25,7 +25,6 @@ from partita.inspection.records import (
     Kind,
     LicenceFacts,
     ModelFacts,
-    OperatorCount,
     PortFacts,
     Provenance,
     TokenizerFacts,
@@ -324,11 +323,11 @@ def _graph_facts(path: Path, name: str, home: str, proto: onnx.ModelProto, contr
     )
 
 
-def _operators(proto: onnx.ModelProto) -> tuple[OperatorCount, ...]:
+def _operators(proto: onnx.ModelProto) -> dict[str, int]:
     """Nodes per operator, subgraphs included; sorted by domain, then by frequency."""
     counted = Counter(("" if node.domain in MAIN else node.domain, node.op_type) for node in all_nodes(proto.graph))
     ranked = sorted(counted.items(), key=lambda entry: (entry[0][0], -entry[1], entry[0][1]))
-    return tuple(OperatorCount(domain=domain, operator=name, nodes=nodes) for (domain, name), nodes in ranked)
+    return {f"{domain}:{name}".lstrip(":"): nodes for (domain, name), nodes in ranked}
 
 
 def _port(declared: onnx.ValueInfoProto, role: str | None) -> PortFacts:
