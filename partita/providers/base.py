@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from partita.observations.codes import ReasonCode
 from partita.observations.patterns import KernelRow, LogPattern
 from partita.remedies import Remedy
 
@@ -23,8 +22,6 @@ CPU_PREFERRED = LogPattern(
     r"Force fallback to CPU execution for node: (?P<node>\S+) because (?P<why>the CPU execution path is deemed faster)",
 )
 """Logged for providers that let ONNX Runtime move small shape computations to the CPU."""
-
-OptionKind = Literal["int", "bool", "choice", "text", "path"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +40,7 @@ class Option:
     """One provider option. `kind` selects the validation of its value."""
 
     name: str
-    kind: OptionKind
+    kind: Literal["int", "bool", "choice", "text", "path"]
     default: str
     """Default of ONNX Runtime; empty if it depends on the machine."""
     meaning: str
@@ -67,15 +64,6 @@ def choice(name: str, values: str, meaning: str, *, default: str | None = None) 
     """An option with a fixed set of values, separated by blanks. Default of ONNX Runtime: the first, or `default`."""
     listed = tuple(values.split())
     return Option(name, "choice", listed[0] if default is None else default, meaning, listed)
-
-
-@dataclass(frozen=True, slots=True)
-class Library:
-    """A shared library that a provider loads, and how to get it."""
-
-    file: str
-    """File name for the loader, e.g. libcublasLt.so.13."""
-    remedy: Remedy
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +150,8 @@ class Provider:
     rank: int = 0
     """Priority in the default chain, the highest first; 0: used only when named."""
     options: tuple[Option, ...] = ()
-    libraries: tuple[Library, ...] = ()
+    libraries: Mapping[str, Remedy] = field(default_factory=dict)
+    """Shared library that needs another remedy than `library_missing`, by the beginning of its name -> the remedy."""
     plugin: Plugin | None = None
     node_patterns: tuple[LogPattern, ...] = ()
     """Log lines about nodes that it does not support."""
@@ -200,7 +189,3 @@ class Provider:
     def names(self) -> tuple[str, ...]:
         """Every name a user may write for it, in lower case."""
         return (self.name, *self.aliases, self.ort_name.lower())
-
-    def remedy(self, reason: ReasonCode) -> Remedy | None:
-        """The remedy for a provider-level reason; None if there is none."""
-        return self.remedies.get(reason)

@@ -4,8 +4,10 @@ ONNX Runtime 1.31.1 ignores its provider options. The options here are Partita's
 them through the session configuration and environment variables.
 """
 
+from dataclasses import replace
+
 from partita.observations.patterns import ABSENT, PRESENT, KernelRow
-from partita.providers.base import Option, PackedWeights, Provider
+from partita.providers.base import Option, PackedWeights, Provider, choice
 from partita.remedies import Remedy
 
 PACKED, QUERY, HEADS = ("MatMulNBits",), ("GroupQueryAttention",), ("MultiHeadAttention",)
@@ -137,11 +139,9 @@ KERNELS = (
         remedy=SINGLE,
     ),
     KernelRow(("Cast",), "cast of the model", "1.31.1: it is in the file"),
-    naive(QUERY, FLASH_OFF, softcap=PRESENT),
+    *(naive(QUERY, FLASH_OFF, **{name: PRESENT}) for name in ("softcap", "input11")),
+    *(naive(QUERY, FLASH_OFF, **{name: "float16"}) for name in ("output0", "input3")),
     naive(QUERY, FLASH_OFF, smooth_softmax="1"),
-    naive(QUERY, FLASH_OFF, input11=PRESENT),
-    naive(QUERY, FLASH_OFF, output0="float16"),
-    naive(QUERY, FLASH_OFF, input3="float16"),
     naive(QUERY, FLASH_OFF, attention="naive"),
     KernelRow(QUERY, "flash", TOGGLED.format(FLASH_OFF)),
     naive(HEADS, HEADS_FLASH_OFF, unidirectional="1"),
@@ -178,25 +178,15 @@ PROVIDER = Provider(
     packed_weights=PackedWeights(
         symmetric=False, accuracy_level=4, bias=True, gather=True, experts=True, block_sizes={4: 64, 8: 128}
     ),
-    options=(
-        Option(
-            "attention",
-            "choice",
-            "auto",
-            "attention algorithm; auto: by processor and head size",
-            choices=("auto", "flash", "naive"),
-            partita_option=True,
-        ),
-        Option("huge_pages", "bool", "1", "put packed weights into pages of 2 MiB (Linux)", partita_option=True),
-        Option("parallel_packing", "bool", "1", "pack weights with all threads", partita_option=True),
-        Option(
-            "spinning",
-            "bool",
-            "",
-            "threads wait for work in a loop; default 1 unless threads exceed cores",
-            partita_option=True,
-        ),
-        Option("spinning_after", "bool", "1", "threads keep spinning for a while after a run", partita_option=True),
+    options=tuple(
+        replace(option, partita_option=True)
+        for option in (
+            choice("attention", "auto flash naive", "attention algorithm; auto: by processor and head size"),
+            Option("huge_pages", "bool", "1", "put packed weights into pages of 2 MiB (Linux)"),
+            Option("parallel_packing", "bool", "1", "pack weights with all threads"),
+            Option("spinning", "bool", "", "threads wait for work in a loop; default 1 unless threads exceed cores"),
+            Option("spinning_after", "bool", "1", "threads keep spinning for a while after a run"),
+        )
     ),
     rank=1,
     kernels=KERNELS,

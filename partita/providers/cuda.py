@@ -2,13 +2,13 @@
 
 Option names are from libonnxruntime_providers_cuda.so 1.31.1, defaults from a session. Pointer options and ROCm tuning
 are omitted. memory_budget_kb is Partita's name for an entry of the session configuration (docs/annotated_partitioning
-in ONNX Runtime's repository). Libraries are its ELF dependencies, plus cuDNN and cuFFT, which it loads on demand.
+in ONNX Runtime's repository).
 """
 
 from dataclasses import replace
 
 from partita.observations.patterns import KernelRow, LogPattern
-from partita.providers.base import CPU_PREFERRED, Library, Option, PackedWeights, Provider, choice
+from partita.providers.base import CPU_PREFERRED, Option, PackedWeights, Provider, choice
 from partita.remedies import Remedy
 
 WHEELS = Remedy("get CUDA 13 and cuDNN 9 as Python packages", ("pip", "install", "onnxruntime-gpu[cuda,cudnn]"))
@@ -86,15 +86,7 @@ PROVIDER = Provider(
         ),
         Option("sdpa_kernel", "int", "0", "bit mask of allowed attention kernels; 0: ONNX Runtime decides"),
     ),
-    libraries=(
-        Library("libcuda.so.1", DRIVER),
-        Library("libcudart.so.13", WHEELS),
-        Library("libcublasLt.so.13", WHEELS),
-        Library("libcublas.so.13", WHEELS),
-        Library("libcurand.so.10", WHEELS),
-        Library("libcufft.so.12", WHEELS),
-        Library("libcudnn.so.9", WHEELS),
-    ),
+    libraries={"libcuda.so.1": DRIVER},
     node_patterns=(
         LogPattern(
             "no_kernel_op", r"CUDA kernel not found in registries for Op type: (?P<op>\S+) node name: (?P<node>\S+)"

@@ -4,7 +4,7 @@ Part of the wheel onnxruntime-migraphx (newest version 1.27.1). Options: migraph
 Runtime.
 """
 
-from partita.providers.base import Library, Provider
+from partita.providers.base import Provider
 from partita.remedies import Remedy
 
 ROCM = Remedy("install ROCm and its MIGraphX package, in the version that the wheel names")
@@ -20,7 +20,6 @@ PROVIDER = Provider(
     device_memory="MIGraphX",
     compiles=True,
     any_option=True,
-    libraries=(Library("libmigraphx_c.so.3", ROCM),),
     remedies={
         "library_missing": ROCM,
         "device_missing": NO_GPU,

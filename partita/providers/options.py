@@ -5,9 +5,11 @@ Options are parsed and validated, e.g. `cuda.device_id=1`; those of a provider w
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,11 +17,12 @@ from partita.errors import UsageError
 from partita.messages import did_you_mean, nearest
 from partita.providers.base import Option, Provider
 
-NO = frozenset({"0", "false", "no", "off"})
-YES = frozenset({"1", "true", "yes", "on"})
+SWITCH = {**dict.fromkeys(("0", "false", "no", "off"), 0), **dict.fromkeys(("1", "true", "yes", "on"), 1)}
+"""Text of a `bool` -> index in `Option.off_on`."""
+INTEGER = re.compile(r"[+-]?\d{1,300}")
 
 
-def split_options(texts: Sequence[str], argument: str = "provider_options") -> dict[str, dict[str, str]]:
+def split_options(texts: Sequence[str]) -> dict[str, dict[str, str]]:
     """Parse `PROVIDER.NAME=VALUE` texts to provider -> option -> value. Raises UsageError for other forms and
     duplicate options.
     """
@@ -28,9 +31,9 @@ def split_options(texts: Sequence[str], argument: str = "provider_options") -> d
         left, equals, value = text.partition("=")
         word, dot, name = (part.strip() for part in left.partition("."))
         if not equals or not dot or not word or not name:
-            raise UsageError(f"`{argument}={text}`: write PROVIDER.OPTION=VALUE, e.g. cuda.device_id=1")
+            raise UsageError(f"`provider_options={text}`: write PROVIDER.OPTION=VALUE, e.g. cuda.device_id=1")
         if name in found.setdefault(word, {}):
-            raise UsageError(f"`{argument}={text}`: {word}.{name} is given twice; give it once")
+            raise UsageError(f"`provider_options={text}`: {word}.{name} is given twice; give it once")
         found[word][name] = value.strip()
     return found
 
@@ -44,93 +47,66 @@ def parse_options(
     """
     by_name = {name.lower(): provider for provider in chain for name in provider.names()}
     found: dict[str, dict[str, str]] = {}
-    for word, name, value in _listed_options(given, argument):
-        written = f"`{argument}={word}.{name}={value}`"
-        provider = by_name.get(word.lower())
-        if provider is None:
-            there = ", ".join(entry.name for entry in chain)
-            near = did_you_mean(nearest(word, by_name))
-            raise UsageError(f"{written}: {word!r} is not in the provider chain; {near}the chain is: {there}")
-        option = _find_option(written, provider, name)
-        key = option.name if option else name
-        if key in found.setdefault(provider.name, {}):
-            raise UsageError(f"{written}: {provider.name}.{key} is given twice; give it once")
-        found[provider.name][key] = _check_value(written, option, value) if option else value
-    return found
-
-
-def _listed_options(given: Mapping[str, Mapping[str, object]], argument: str) -> Iterator[tuple[str, str, str]]:
-    """Provider, option and value as text. Raises UsageError if a provider's options are not a mapping."""
     for word, options in given.items():
         if not isinstance(options, Mapping):
             raise UsageError(f"`{argument}`: the options of {word} are {options!r}; give a dict")
         for name, value in options.items():
-            yield word, name, str(value).lower() if isinstance(value, bool) else str(value)
+            text = str(value).lower() if isinstance(value, bool) else str(value)
+            written = f"`{argument}={word}.{name}={text}`"
+            provider = by_name.get(word.lower())
+            if provider is None:
+                there = ", ".join(entry.name for entry in chain)
+                near = did_you_mean(nearest(word, by_name))
+                raise UsageError(f"{written}: {word!r} is not in the provider chain; {near}the chain is: {there}")
+            option = _find_option(written, provider, name)
+            if option.name in found.setdefault(provider.name, {}):
+                raise UsageError(f"{written}: {provider.name}.{option.name} is given twice; give it once")
+            found[provider.name][option.name] = _check_value(written, option, text)
+    return found
 
 
-def _find_option(written: str, provider: Provider, name: str) -> Option | None:
-    """The option of a name, ignoring case; None if the options of the provider are unknown. Raises UsageError."""
+def _find_option(written: str, provider: Provider, name: str) -> Option:
+    """The option of a name, ignoring case; a text if the options of the provider are unknown. Raises UsageError."""
     if provider.any_option:
-        return None
+        return Option(name, "text", "", "")
     by_name = {option.name.lower(): option for option in provider.options}
-    option = by_name.get(name.lower())
-    if option is not None:
-        return option
+    if name.lower() in by_name:
+        return by_name[name.lower()]
     if not by_name:
         raise UsageError(f"{written}: {provider.name} has no options")
     near = did_you_mean(nearest(name, (option.name for option in provider.options)))
-    listed = ", ".join(f"{option.name} ({_kind_of(option)})" for option in provider.options)
+    listed = ", ".join(f"{option.name} ({'|'.join(option.choices) or option.kind})" for option in provider.options)
     raise UsageError(f"{written}: {provider.name} has no option {name!r}; {near}its options are: {listed}")
-
-
-def _kind_of(option: Option) -> str:
-    """Kind of an option in messages: `int`, `bool`, `LOW|HIGH`."""
-    return "|".join(option.choices) if option.kind == "choice" else option.kind
 
 
 def _check_value(written: str, option: Option, value: str) -> str:
     """The value in ONNX Runtime's spelling. Raises UsageError for an invalid value."""
+    word, found = value.lower(), None
     match option.kind:
         case "int":
-            try:
-                whole = int(value)
-            except ValueError as error:
-                raise _wrong_value(written, option, "an integer") from error
-            if option.minimum is not None and whole < option.minimum:
-                raise _wrong_value(written, option, f"an integer of at least {option.minimum}")
-            return str(whole)
+            least = -math.inf if option.minimum is None else option.minimum
+            expected = "an integer" if option.minimum is None else f"an integer of at least {option.minimum}"
+            found = str(int(value)) if INTEGER.fullmatch(value) and int(value) >= least else None
         case "bool":
-            if value.lower() not in NO | YES:
-                raise _wrong_value(written, option, "0 or 1")
-            return option.off_on[value.lower() in YES]
+            expected, found = "0 or 1", option.off_on[SWITCH[word]] if word in SWITCH else None
         case "choice":
-            by_name = {choice.lower(): choice for choice in option.choices}
-            if value.lower() not in by_name:
-                raise _wrong_value(written, option, f"one of {', '.join(option.choices)}")
-            return by_name[value.lower()]
-        case "path" if not value:
-            raise _wrong_value(written, option, "a path")
+            expected = f"one of {', '.join(option.choices)}"
+            found = next((choice for choice in option.choices if choice.lower() == word), None)
+        case "path":
+            expected, found = "a path", value or None
         case _:
             return value
-
-
-def _wrong_value(written: str, option: Option, expected: str) -> UsageError:
-    """The error for an invalid value."""
-    default = f" (default {option.default})" if option.default else ""
-    return UsageError(f"{written}: {option.name} takes {expected}{default}: {option.meaning}")
+    if found is None:
+        default = f" (default {option.default})" if option.default else ""
+        raise UsageError(f"{written}: {option.name} takes {expected}{default}: {option.meaning}")
+    return found
 
 
 def unchecked_notes(options: Mapping[str, Mapping[str, str]], chain: Sequence[Provider]) -> tuple[str, ...]:
     """One sentence per provider with options that were passed on unchecked."""
-    unchecked = {
-        provider.name: set(options.get(provider.name, ())) - {option.name for option in provider.options}
-        for provider in chain
-    }
-    return tuple(
-        f"options of {name} are passed on unchecked: {', '.join(sorted(names))}"
-        for name, names in unchecked.items()
-        if names
-    )
+    given = {provider.name: options.get(provider.name, {}) for provider in chain if provider.any_option}
+    listed = {name: ", ".join(sorted(values)) for name, values in given.items() if values}
+    return tuple(f"options of {name} are passed on unchecked: {names}" for name, names in listed.items())
 
 
 # --- other providers --------------------------------------------------------------------------------------------------
@@ -150,16 +126,16 @@ def generic_provider(ort_name: str, library: Path | None = None) -> Provider:
     )
 
 
-def split_libraries(texts: Sequence[str], argument: str = "provider_libraries") -> dict[str, str]:
+def split_libraries(texts: Sequence[str]) -> dict[str, str]:
     """Parse `NAME=PATH` texts to name -> path. Raises UsageError for other forms and duplicate names."""
     found: dict[str, str] = {}
     for text in texts:
         name, separator, path = text.partition("=")
         name = name.strip()
         if not separator or not name or not path:
-            raise UsageError(f"`{argument}={text}`: write NAME=PATH, e.g. webgpu=/opt/lib/libwebgpu_ep.so")
+            raise UsageError(f"`provider_libraries={text}`: write NAME=PATH, e.g. webgpu=/opt/lib/libwebgpu_ep.so")
         if name in found:
-            raise UsageError(f"`{argument}={text}`: {name} is given twice; give each library one name")
+            raise UsageError(f"`provider_libraries={text}`: {name} is given twice; give each library one name")
         found[name] = path
     return found
 
@@ -185,23 +161,17 @@ def parse_libraries(
     return tuple(found.values())
 
 
-def _check_library(path: Path, argument: str = "provider_libraries") -> Path:
+def _check_library(path: Path, argument: str) -> Path:
     """The absolute path of a shared library. Raises UsageError for other files."""
-    if path.exists() and not path.is_file():
-        raise UsageError(f"`{argument}`: {path} is not a file; give the library file")
-    try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            is_plugin = content.find(ENTRY_POINT) >= 0  # checked here because loading it runs its code
-    except FileNotFoundError as error:
-        raise UsageError(f"`{argument}`: {path} does not exist; give the path of the library file") from error
-    except ValueError:  # an empty file cannot be mapped
-        is_plugin = False
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise UsageError(f"`{argument}`: {path} cannot be read: {reason}; check its permissions") from error
-    if not is_plugin:
-        raise UsageError(
-            f"`{argument}`: {path} is not a provider plugin: it has no {ENTRY_POINT.decode()}; give the plugin's "
-            "library"
-        )
-    return path.resolve()
+    problem = "is not a file" if path.exists() else "does not exist"
+    if path.is_file():
+        problem = f"is not a provider plugin: it has no {ENTRY_POINT.decode()}"
+        try:
+            with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                if content.find(ENTRY_POINT) >= 0:  # checked here because loading it runs its code
+                    return path.resolve()
+        except OSError as error:
+            problem = f"cannot be read: {error.strerror or type(error).__name__}"
+        except ValueError:  # an empty file cannot be mapped
+            pass
+    raise UsageError(f"`{argument}`: {path} {problem}; give the path of the plugin's library file")

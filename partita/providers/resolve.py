@@ -23,7 +23,7 @@ from partita.observations.codes import ReasonCode
 from partita.observations.native_text import cut, without_signatures
 from partita.observations.patterns import LogPattern
 from partita.observations.text_format import clean
-from partita.providers.base import OPTIONS, OTHER_RUNTIME, Option, Provider
+from partita.providers.base import OPTIONS, OTHER_RUNTIME, Provider
 from partita.providers.options import SUFFIX, generic_provider
 from partita.remedies import Remedy
 
@@ -56,23 +56,19 @@ class Resolution:
     @property
     def provider_options(self) -> dict[str, str]:
         """The options that are passed to the provider."""
-        ours = {option.name for option in self.provider.options if option.partita_option}
-        return {name: value for name, value in self.options.items() if name not in {*self._of_session(), *ours}}
+        others = {option.name for option in self.provider.options if option.session_key or option.partita_option}
+        return {name: value for name, value in self.options.items() if name not in others}
 
     @property
     def session_config(self) -> dict[str, str]:
         """The options that are entries of the session configuration."""
-        listed = self._of_session().items()
-        return {
-            option.session_key: f"{self.options[name]}{option.session_suffix}"
-            for name, option in listed
-            if name in self.options
-        }
+        listed = [each for each in self.provider.options if each.session_key and each.name in self.options]
+        return {each.session_key: f"{self.options[each.name]}{each.session_suffix}" for each in listed}
 
     @property
     def captures(self) -> bool:
         """Whether graph capture is on."""
-        return bool(self.provider.capture_option) and self.options.get(self.provider.capture_option) == "1"
+        return self.options.get(self.provider.capture_option) == "1"
 
     def uncaptured(self) -> Resolution:
         """A copy without graph capture."""
@@ -83,50 +79,27 @@ class Resolution:
     def budget(self) -> str:
         """The user's memory budget as written; empty if there is none."""
         name = self.provider.budget_option
-        return f"{self.provider.name}.{name}={self.options[name]}" if name and name in self.options else ""
+        return f"{self.provider.name}.{name}={self.options[name]}" if name in self.options else ""
 
     @property
     def cache_folder(self) -> str:
         """The user's folder of compiled graphs; empty if there is none."""
         return self.options.get(self.provider.cache_option, "")
 
-    def _of_session(self) -> dict[str, Option]:
-        return {option.name: option for option in self.provider.options if option.session_key}
-
 
 @cache
 def known_providers() -> dict[str, Provider]:
-    """The providers of this folder's files by name, in alphabetical order.
-
-    Raises ValueError for a name of two providers.
-    """
-    found: dict[str, Provider] = {}
-    for info in sorted(pkgutil.iter_modules(sys.modules[PACKAGE].__path__), key=lambda info: info.name):
-        if info.ispkg:
-            continue
-        module = importlib.import_module(f"{PACKAGE}.{info.name}")
-        provider = getattr(module, "PROVIDER", None)
-        if not isinstance(provider, Provider):
-            continue
-        found[provider.name] = provider
-    names_to_providers(tuple(found.values()))
-    return found
-
-
-def names_to_providers(providers: Collection[Provider]) -> dict[str, Provider]:
-    """Lower-case names and aliases -> provider. Raises ValueError if two providers share a name."""
-    by_name: dict[str, Provider] = {}
-    for provider in providers:
-        for name in dict.fromkeys(map(str.lower, provider.names())):
-            if name in by_name:
-                raise ValueError(f"{name!r} is a name of both {by_name[name].name} and {provider.name}")
-            by_name[name] = provider
-    return by_name
+    """The providers of this folder's files by name, in alphabetical order."""
+    names = sorted(info.name for info in pkgutil.iter_modules(sys.modules[PACKAGE].__path__) if not info.ispkg)
+    modules = [importlib.import_module(f"{PACKAGE}.{name}") for name in names]
+    found = [module.PROVIDER for module in modules if hasattr(module, "PROVIDER")]
+    return {provider.name: provider for provider in found}
 
 
 def all_names(extra: Sequence[Provider] = ()) -> dict[str, Provider]:
-    """`names_to_providers` of all providers; `extra` replaces providers of the same name."""
-    return {**names_to_providers(tuple(known_providers().values())), **names_to_providers(tuple(extra))}
+    """Lower-case names and aliases of all providers; `extra` replaces providers of the same name."""
+    providers = (*known_providers().values(), *extra)
+    return {name.lower(): provider for provider in providers for name in provider.names()}
 
 
 def parse_chain(text: str, extra: Sequence[Provider] = (), *, argument: str = "providers") -> tuple[Provider, ...]:
@@ -200,15 +173,19 @@ def resolve_one(
     given = dict(options or {})
     if provider.library is None and provider.ort_name in available_ort_names:
         return Resolution(provider, "active", options=given)
-    plugin = find_plugin(provider, given)
+    plugin = _find_plugin(provider, given)
     if provider.library is not None:
         # An installed plugin package still supplies default paths.
-        known = plugin[1] if isinstance(plugin, tuple) else given
+        known = plugin.options if plugin is not None else given
         return Resolution(provider, "active", options=known, library=provider.library)
-    if isinstance(plugin, tuple):
-        return Resolution(provider, "active", options=plugin[1], library=plugin[0])
-    cause = plugin or _absent(provider, available_ort_names)
-    return Resolution(provider, "unavailable", cause.reason, cause.evidence, cause.remedy, given)
+    there = ", ".join(available_ort_names) or "no provider"
+    return plugin or _unusable(provider, given, "not_in_build", f"the installed ONNX Runtime contains {there}")
+
+
+def _unusable(provider: Provider, options: Mapping[str, str], reason: ReasonCode, evidence: str) -> Resolution:
+    """A provider that cannot be used."""
+    cause = failure(provider, reason, evidence)
+    return Resolution(provider, "unavailable", cause.reason, cause.evidence, cause.remedy, options)
 
 
 def installed_version(wheel: str) -> str | None:
@@ -219,8 +196,8 @@ def installed_version(wheel: str) -> str | None:
         return None
 
 
-def find_plugin(provider: Provider, given: Mapping[str, str]) -> tuple[Path, dict[str, str]] | Failure | None:
-    """Library and options of the installed plugin package of a provider, or why it cannot be used; None without one.
+def _find_plugin(provider: Provider, given: Mapping[str, str]) -> Resolution | None:
+    """Availability of the installed plugin package of a provider; None without one.
 
     `given`: the user's options, to which the package's defaults are added, e.g. the path of its backend.
     """
@@ -232,26 +209,16 @@ def find_plugin(provider: Provider, given: Mapping[str, str]) -> tuple[Path, dic
     try:
         module = importlib.import_module(plugin.module)
         paths = {option: str(getattr(module, function)()) for option, function in plugin.path_options}
-        library, options = Path(str(getattr(module, plugin.library_function)())), dict(plugin.default_options) | paths
+        library = Path(str(getattr(module, plugin.library_function)()))
     except Exception as error:  # noqa: BLE001 - the plugin's module may raise anything
         evidence = f"{wheel} is installed, but cannot be used: {type(error).__name__}: {error}"
-        return failure(provider, "initialisation_failed", evidence)
+        return _unusable(provider, given, "initialisation_failed", evidence)
     if not library.is_file():
-        return failure(provider, "library_missing", f"{wheel} names {library}, which does not exist", library.name)
-    ignored = [name for name in given if name in plugin.ignores]
-    if ignored:
-        return failure(provider, "option_rejected", f"{wheel} ignores {', '.join(ignored)}")
-    replaced = {name for name, _ in plugin.path_options} if given.keys() & set(plugin.yields_to) else set()
-    return library, {**{name: value for name, value in options.items() if name not in replaced}, **given}
-
-
-def _absent(provider: Provider, available_ort_names: Collection[str]) -> Failure:
-    """Why a provider is missing from this build."""
-    there = ", ".join(available_ort_names) or "no provider"
-    reason = failure(provider, "not_in_build", f"the installed ONNX Runtime contains {there}")
-    if provider.wheels and not provider.remedy("not_in_build"):
-        return replace(reason, remedy=INSTALL.filled(wheel=provider.wheels[0]))
-    return reason
+        return _unusable(provider, given, "library_missing", f"{wheel} names {library}, which does not exist")
+    if ignored := [name for name in given if name in plugin.ignores]:
+        return _unusable(provider, given, "option_rejected", f"{wheel} ignores {', '.join(ignored)}")
+    defaults = dict(plugin.default_options) | ({} if given.keys() & set(plugin.yields_to) else paths)
+    return Resolution(provider, "active", options={**defaults, **given}, library=library)
 
 
 # --- why a provider did not start -------------------------------------------------------------------------------------
@@ -280,9 +247,6 @@ START_PATTERNS: tuple[LogPattern, ...] = (
     LogPattern("version_mismatch", r"(?P<why>The requested API version \[\d+\] is not available.*)"),
     LogPattern("version_mismatch", r"(?P<why>ORT runtime version \"[^\"]+\" is below the minimum required .*)"),
     LogPattern("version_mismatch", r"(?P<why>CUDA driver version is insufficient for CUDA runtime version)"),
-    LogPattern(
-        "library_missing", r"with error: (?P<why>\S+: cannot open shared object file: No such file or directory)"
-    ),
     LogPattern("library_missing", r"(?P<why>\S+: cannot open shared object file: No such file or directory)"),
     LogPattern("library_missing", r"(?P<why>Library not loaded: \S+)"),
     LogPattern("library_missing", r"LoadLibrary failed with error 126(?P<why>.*)"),
@@ -327,15 +291,13 @@ def explain(provider: Provider, lines: Iterable[str]) -> Failure:
     )
 
 
-def failure(provider: Provider, reason: ReasonCode, evidence: str, missing: str | None = None) -> Failure:
-    """A failure with the remedy of the missing library, of the provider, or the default, in this order.
-
-    `missing`: the missing file; None: the library that `evidence` names.
-    """
-    named = (evidence if missing is None else missing) if reason == "library_missing" else ""
-    library = next((library for library in provider.libraries if library.file in named), None)
-    remedy = library.remedy if library else provider.remedy(reason) or REMEDIES.get(reason, WHATEVER_ELSE)
-    return Failure(reason, cut(one_line(evidence), LONGEST), remedy)
+def failure(provider: Provider, reason: ReasonCode, evidence: str) -> Failure:
+    """A failure with the remedy of the missing library, of the provider, or the default, in this order."""
+    by_library = provider.libraries.items() if reason == "library_missing" else ()
+    remedy = next((found for file, found in by_library if file in evidence), provider.remedies.get(reason))
+    if remedy is None and reason == "not_in_build" and provider.wheels:
+        remedy = INSTALL.filled(wheel=provider.wheels[0])
+    return Failure(reason, cut(one_line(evidence), LONGEST), remedy or REMEDIES.get(reason, WHATEVER_ELSE))
 
 
 def no_device(provider: Provider, library: Path) -> Failure:

@@ -4,7 +4,7 @@ Options: tensorrt_rtx_provider_options.h in the wheel. Of its wheels for CUDA 12
 --provider-library.
 """
 
-from partita.providers.base import Library, Plugin, Provider
+from partita.providers.base import Plugin, Provider
 from partita.providers.cuda import DRIVER, NO_GPU
 from partita.remedies import Remedy
 
@@ -20,12 +20,7 @@ PROVIDER = Provider(
     compiles=True,
     plugin=Plugin(WHEEL, "onnxruntime_ep_nv_tensorrt_rtx", no_device=NO_GPU),
     any_option=True,
-    libraries=(
-        Library("libcuda.so.1", DRIVER),
-        Library("libcudart.so.13", AGAIN),
-        Library("libtensorrt_rtx.so.1", AGAIN),
-        Library("libtensorrt_onnxparser_rtx.so.1", AGAIN),
-    ),
+    libraries={"libcuda.so.1": DRIVER},
     remedies={
         "not_in_build": Remedy("install its plugin for onnxruntime", ("pip", "install", WHEEL)),
         "library_missing": AGAIN,

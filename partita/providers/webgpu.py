@@ -6,7 +6,7 @@ reads them from the session configuration only. Tested with onnxruntime-webgpu 1
 """
 
 from partita.observations.patterns import KernelRow, LogPattern
-from partita.providers.base import CPU_PREFERRED, Library, Option, Plugin, ProbeValue, Provider, choice
+from partita.providers.base import CPU_PREFERRED, Option, Plugin, ProbeValue, Provider, choice
 from partita.remedies import Remedy
 
 VULKAN = Remedy(
@@ -59,7 +59,6 @@ PROVIDER = Provider(
         choice("queryResolveBufferCacheMode", CACHES, "how buffers of time stamps are kept", default="disabled"),
         choice("defaultBufferCacheMode", CACHES, "how all other buffers are kept", default="disabled"),
     ),
-    libraries=(Library("libvulkan.so.1", VULKAN),),
     node_patterns=(
         LogPattern(
             "no_kernel_op", r"webgpu kernel not found in registries for Op type: (?P<op>\S+) node name: (?P<node>\S+)"

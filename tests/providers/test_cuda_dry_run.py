@@ -10,7 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -224,7 +224,7 @@ def test_same_stub_build_serves_every_device(stubs: Path, key: str):
     assert answers["cudaDevAttrComputeCapabilityMajor"] == profile.capability[0]
     assert answers["cudaDevAttrComputeCapabilityMinor"] == profile.capability[1]
     assert answers["cudaDevAttrMultiProcessorCount"] == profile.multiprocessors
-    assert answers["cudaDevAttrMaxSharedMemoryPerBlockOptin"] == profile.limits.shared_bytes_per_block
+    assert answers["cudaDevAttrMaxSharedMemoryPerBlockOptin"] == profile.limits.shared_per_block_optin
     assert answers["cudaDevAttrClusterLaunch"] == (profile.capability >= (9, 0))
     assert told["unknown"] == INVALID_VALUE  # refused, not answered with a made-up figure
 
@@ -262,87 +262,30 @@ print(json.dumps([error, total.value - free.value, too_much, sticky, written, re
 
 # ---- sessions of the real CUDA provider ----
 
-PLACE = """
+OPEN = """
 import json, sys
 from partita.providers.cuda_dry_run.stub_build import ensure_child
 ensure_child()
-import numpy as np, onnxruntime as ort
-path, provider_options = sys.argv[1], json.loads(sys.argv[2])
-options = ort.SessionOptions()
-chain = [("CUDAExecutionProvider", provider_options), "CPUExecutionProvider"]
+import onnxruntime as ort
 try:
-    session = ort.InferenceSession(path, options, providers=chain, enable_fallback=0)
+    ort.InferenceSession(sys.argv[1], providers=["CUDAExecutionProvider", "CPUExecutionProvider"], enable_fallback=0)
+    print(json.dumps(""))
 except Exception as error:
-    print(json.dumps({"error": str(error)})); sys.exit()
-session.disable_fallback()
-answer = {}
-if provider_options.get("enable_cuda_graph"):
-    binding = session.io_binding()
-    for i in session.get_inputs():
-        value = ort.OrtValue.ortvalue_from_numpy(np.ones(i.shape, np.float32), "cuda", 0)
-        binding.bind_ortvalue_input(i.name, value)
-    for o in session.get_outputs():
-        binding.bind_output(o.name, "cuda", 0)
-    for _ in range(3):
-        session.run_with_iobinding(binding)
-    answer["captured"] = True
-else:
-    outputs = session.run(None, {i.name: np.ones(i.shape, np.float32) for i in session.get_inputs()})
-    answer["shapes"] = [list(output.shape) for output in outputs]
-print(json.dumps(answer))
+    print(json.dumps(str(error)))
 """
 
 
-def model(folder: Path, nodes: list[Any], inputs: Mapping[str, list[int]], **weights: Any) -> str:
-    """Save a float32 model whose one output is y."""
+def test_weights_above_device_memory_raise_onnxruntime_error(stubs: Path, tmp_path: Path):
     require("onnx")
     import numpy as np
-    from onnx import TensorProto, helper, numpy_helper, save
+    from onnx import helper, numpy_helper, save
 
-    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in inputs.items()]
-    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
-    initializers = [numpy_helper.from_array(np.asarray(value), name) for name, value in weights.items()]
-    graph = helper.make_graph(nodes, "graph", values, [output], initializers)
-    path = folder / "model.onnx"
-    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
-    return str(path)
+    from tests.inspection.graphs import model
 
-
-@pytest.fixture
-def place(stubs: Path, tmp_path: Path) -> Callable[..., Any]:
-    """Open a model in a dry run and say what became of it."""
-
-    def answer(
-        nodes: list[Any],
-        inputs: Mapping[str, list[int]],
-        *,
-        options: Mapping[str, str] | None = None,
-        on: Device | None = None,
-        **weights: Any,
-    ) -> Any:
-        path = model(tmp_path, nodes, inputs, **weights)
-        return ask(PLACE, stubs, on, path, json.dumps(options or {}))
-
-    return answer
-
-
-def node(*arguments: Any, **attributes: Any) -> Any:
-    require("onnx")
-    from onnx import helper
-
-    return helper.make_node(*arguments, **attributes)
-
-
-def ones(*shape: int) -> Any:
-    import numpy as np
-
-    return np.ones(shape, np.float32)
-
-
-def test_weights_above_device_memory_raise_onnxruntime_error(place: Callable[..., Any]):
+    weight = numpy_helper.from_array(np.ones((64, 1 << 15), np.float32), "w")
+    save(model([helper.make_node("MatMul", ["x", "w"], ["y"], "product")], [weight]), tmp_path / "model.onnx")
     small = Device("small", "small", (9, 0), 1 << 20, 1, 1, 1, (1, 1))
-    told = place([node("MatMul", ["x", "w"], ["y"], "product")], {"x": [1, 1024]}, on=small, w=ones(1024, 2048))
-    assert "memory" in told["error"].lower()
+    assert "memory" in ask(OPEN, stubs, small, str(tmp_path / "model.onnx")).lower()
 
 
 # ---- the cache ----

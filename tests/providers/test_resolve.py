@@ -16,7 +16,6 @@ from partita.providers.options import generic_provider, parse_libraries, split_l
 from partita.providers.resolve import (
     all_names,
     known_providers,
-    names_to_providers,
     parse_chain,
     resolve,
     resolve_one,
@@ -55,9 +54,9 @@ def test_invalid_chain_is_a_usage_error(text, says):
         parse_chain(text)
 
 
-def test_providers_sharing_a_name_raise_value_error():
-    with pytest.raises(ValueError, match="'npu' is a name of both a and b"):
-        names_to_providers((provider("a", ("npu",)), provider("b", ("NPU",))))
+def test_names_of_providers_are_unique():
+    names = [name.lower() for entry in known_providers().values() for name in entry.names()]
+    assert len(names) == len(set(names))
 
 
 def test_provider_missing_from_build_has_evidence_and_remedy():
@@ -91,13 +90,6 @@ def test_unknown_provider_error_suggests_known_names(word, meant, argument):
     option, chain = caught.value.remedy.options
     assert option == {"providers": "--provider", "target": "--target"}[argument]
     assert [provider.name for provider in parse_chain(chain)] == [meant.split("'")[1], "cpu"]
-
-
-def test_suggestion_words_are_not_provider_names():
-    names = names_to_providers(tuple(known_providers().values()))
-    for entry in known_providers().values():
-        assert not set(entry.suggested_for) & names.keys(), entry.name
-        assert all(word == word.lower() for word in entry.suggested_for)
 
 
 # Libraries that the user names
@@ -139,7 +131,7 @@ def test_library_with_known_name_replaces_provider_and_has_its_options(library):
         (lambda folder: "=/tmp/x.so", "write NAME=PATH"),
         (lambda folder: "name=", "write NAME=PATH"),
         (lambda folder: f"a,b={folder}", "only letters"),
-        (lambda folder: f"x={folder}", "is not a file; give the library file"),
+        (lambda folder: f"x={folder}", "is not a file; give the path"),
         (lambda folder: f"x={folder / 'none.so'}", "does not exist"),
         (lambda folder: f"x={folder / 'empty.so'}", "not a provider plugin: it has no CreateEpFactories"),
         (lambda folder: f"x={folder / 'other.so'}", "not a provider plugin: it has no CreateEpFactories"),
@@ -161,20 +153,13 @@ def test_provider_given_twice_is_a_usage_error(library):
 
 
 def test_other_onnxruntime_provider_name_is_accepted():
-    import onnxruntime
-
-    ours = {provider.ort_name for provider in known_providers().values()}
-    for name in set(onnxruntime.get_all_providers()) - ours:
-        assert parse_chain(name) == (generic_provider(name),), name
-    chain = parse_chain("XnnpackExecutionProvider,cpu")
-    assert chain[0] == generic_provider("XnnpackExecutionProvider")
-    there, _ = resolve(chain, ("XnnpackExecutionProvider", "CPUExecutionProvider"))
-    assert there.status == "active"
-    missing, _ = resolve(chain, ("CPUExecutionProvider",))
-    assert (missing.reason, missing.evidence) == (
-        "not_in_build",
-        "the installed ONNX Runtime contains CPUExecutionProvider",
-    )
+    xnnpack = "XnnpackExecutionProvider"
+    chain = parse_chain(f"{xnnpack},cpu")
+    assert chain[0] == generic_provider(xnnpack)
+    assert resolve(chain, (xnnpack, "CPUExecutionProvider"))[0].status == "active"
+    (missing, _) = resolve(chain, ("CPUExecutionProvider",))
+    evidence = "the installed ONNX Runtime contains CPUExecutionProvider"
+    assert (missing.reason, missing.evidence) == ("not_in_build", evidence)
 
 
 # Plugin packages
@@ -212,17 +197,22 @@ def package(tmp_path, monkeypatch):
     sys.modules.pop("onnxruntime_probe_for_tests", None)
 
 
-def test_installed_plugin_is_active_with_library_and_options(package):
+BUILT_IN = ("ProbeExecutionProvider",)
+
+
+@pytest.mark.parametrize(
+    ("available", "given", "options"),
+    [
+        ((), {"other": "1"}, {"backend_path": "/backend.so", "other": "1"}),
+        ((), {"backend_path": "/mine.so"}, {"backend_path": "/mine.so"}),
+        ((), {"backend_type": "cpu"}, {"backend_type": "cpu"}),
+        (BUILT_IN, {"threads": "2"}, {"threads": "2"}),
+    ],
+)
+def test_installed_plugin_is_active_with_library_and_options(package, available, given, options):
     library = package()
-    found = resolve_one(PROBE, (), {"other": "1"})
-    assert (found.status, found.library) == ("active", library)
-    assert found.options == {"backend_path": "/backend.so", "other": "1"}
-
-
-def test_user_options_override_plugin_paths(package):
-    package()
-    assert resolve_one(PROBE, (), {"backend_path": "/mine.so"}).options == {"backend_path": "/mine.so"}
-    assert resolve_one(PROBE, (), {"backend_type": "cpu"}).options == {"backend_type": "cpu"}
+    found = resolve_one(PROBE, available, given)
+    assert (found.status, found.library, found.options) == ("active", None if available else library, options)
 
 
 def test_option_ignored_by_plugin_is_rejected(package):
@@ -230,13 +220,6 @@ def test_option_ignored_by_plugin_is_rejected(package):
     found = resolve_one(PROBE, (), {"threads": "2"})
     assert (found.status, found.reason) == ("unavailable", "option_rejected")
     assert found.evidence == "onnxruntime-probe 1.0 ignores threads"
-    assert resolve_one(PROBE, ("ProbeExecutionProvider",), {"threads": "2"}).status == "active"
-
-
-def test_built_in_provider_takes_precedence_over_plugin(package):
-    package()
-    found = resolve_one(PROBE, ("ProbeExecutionProvider",))
-    assert (found.status, found.library, dict(found.options)) == ("active", None, {})
 
 
 @pytest.mark.parametrize(

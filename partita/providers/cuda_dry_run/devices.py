@@ -7,7 +7,7 @@ architecture white papers. `name` is the device name in CUDA.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from partita.errors import UsageError
 from partita.messages import did_you_mean, nearest
@@ -27,9 +27,10 @@ class Capability:
 
     threads_per_multiprocessor: int
     blocks_per_multiprocessor: int
-    shared_bytes_per_multiprocessor: int
-    shared_bytes_per_block: int
-    """Maximum opt-in shared memory of a kernel."""
+    shared_per_multiprocessor: int
+    """Shared memory in bytes."""
+    shared_per_block_optin: int
+    """Maximum opt-in shared memory of a kernel, in bytes."""
 
 
 CAPABILITIES: Mapping[tuple[int, int], Capability] = {
@@ -76,20 +77,16 @@ class Device:
 
     def environment(self) -> dict[str, str]:
         """The profile as environment variables."""
-        limits = self.limits
         figures: dict[str, object] = {
-            "NAME": f"{self.name} (dry run)",  # distinguishes its logs from those of a real device
-            "MAJOR": self.capability[0],
-            "MINOR": self.capability[1],
-            "MEMORY_BYTES": self.memory_bytes,
-            "MULTIPROCESSORS": self.multiprocessors,
-            "L2_BYTES": self.l2_bytes,
-            "THREADS_PER_MULTIPROCESSOR": limits.threads_per_multiprocessor,
-            "BLOCKS_PER_MULTIPROCESSOR": limits.blocks_per_multiprocessor,
-            "SHARED_PER_MULTIPROCESSOR": limits.shared_bytes_per_multiprocessor,
-            "SHARED_PER_BLOCK_OPTIN": limits.shared_bytes_per_block,
+            "name": f"{self.name} (dry run)",  # distinguishes its logs from those of a real device
+            "major": self.capability[0],
+            "minor": self.capability[1],
+            "memory_bytes": self.memory_bytes,
+            "multiprocessors": self.multiprocessors,
+            "l2_bytes": self.l2_bytes,
+            **asdict(self.limits),
         }
-        return {PREFIX + name: str(figure) for name, figure in figures.items()}
+        return {f"{PREFIX}{name.upper()}": str(figure) for name, figure in figures.items()}
 
 
 DEVICES: tuple[Device, ...] = (

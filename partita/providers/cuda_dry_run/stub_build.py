@@ -69,15 +69,20 @@ def prepare(provider_library: Path, *, cache: Path | None = None) -> Path:
     """Folder of stubs for every CUDA function that `provider_library` needs, from the cache or built now.
 
     The folder is named after the build: a hash of what identifies the provider library, and of the stubs' source.
-    `cache`: folder of builds, by default `default_cache`. Safe for concurrent processes. Raises ProviderError on other
-    systems than Linux x86-64, for a library that is missing, for another CUDA version or with unknown functions, and if
-    pyelftools, a C compiler or a writable cache is missing.
+    `cache`: folder of builds; by default in the cache folder, or temporary if caching is off. Safe for concurrent
+    processes. Raises ProviderError on other systems than Linux x86-64, for a library that is missing, for another CUDA
+    version or with unknown functions, and if pyelftools, a C compiler or a writable cache is missing.
     """
     if sys.platform != "linux" or platform.machine() != "x86_64":
         raise ProviderError(f"the dry run needs Linux on x86-64; this is {sys.platform} on {platform.machine()}")
     sources = {library.soname: _c_source(library) for library in LIBRARIES}
     build = _build_name(provider_library, sources)
-    folder = _loadable(cache or default_cache()) / build
+    path = (cache or cache_folder(KIND) or Path(_of_this_process().name)).absolute()
+    if any(mark in str(path) for mark in ":;$"):  # separators and variables of LD_LIBRARY_PATH
+        raise ProviderError(
+            f"{path}: the loader cannot use a path with ':', ';' or '$'; set {CACHE_VARIABLE} to another folder"
+        )
+    folder = path / build
     if folder.is_dir():
         return folder
     label = f"{provider_library} (ONNX Runtime {runtime_version(provider_library)})"
@@ -144,9 +149,10 @@ def ensure_real() -> None:
     """Raise ProviderError if a stub is loaded in this process or would be; for a run on a real GPU, after session
     creation.
     """
-    loaded = [library.soname for library in LIBRARIES if _is_stub_loaded(library.soname)]
-    if loaded:
-        raise ProviderError(f"{', '.join(loaded)} in this process is a stub of the dry run; unset LD_LIBRARY_PATH")
+    for library in LIBRARIES:
+        with contextlib.suppress(OSError, AttributeError):  # not loaded; on Windows, which has no stubs
+            if _build_of(library.soname, os.RTLD_NOLOAD | os.RTLD_LAZY) is not None:
+                raise ProviderError(f"{library.soname} in this process is a stub of the dry run; unset LD_LIBRARY_PATH")
     if os.environ.get(BUILD_VARIABLE):
         raise ProviderError(
             f"this process was started for a dry run ({BUILD_VARIABLE} is set) and cannot run on a real GPU"
@@ -162,47 +168,15 @@ def _build_of(soname: str, mode: int = ctypes.DEFAULT_MODE) -> str | None:
     return str(function().decode())
 
 
-def _is_stub_loaded(soname: str) -> bool:
-    """Whether `soname` is loaded in this process and a stub."""
-    if not hasattr(os, "RTLD_NOLOAD"):  # Windows, for which there are no stubs
-        return False
-    try:
-        return _build_of(soname, os.RTLD_NOLOAD | os.RTLD_LAZY) is not None
-    except OSError:
-        return False
-
-
-def default_cache() -> Path:
-    """Folder of builds: in the cache folder, or a temporary one if it is not writable."""
-    folder = cache_folder(KIND)
-    with contextlib.suppress(OSError):
-        if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-            if os.access(folder, os.W_OK | os.X_OK):
-                return folder
-    return Path(_of_this_process().name)
-
-
 _of_this_process = functools.cache(temporary_directory)
 """A temporary folder that is removed at the end of the process."""
 
 
-def _loadable(cache: Path) -> Path:
-    """The absolute path of `cache`. Raises ProviderError for characters with a meaning in LD_LIBRARY_PATH."""
-    path = cache.absolute()
-    if any(mark in str(path) for mark in ":;$"):  # separators and variables of LD_LIBRARY_PATH
-        raise ProviderError(
-            f"{path}: the loader cannot use a path with ':', ';' or '$'; set {CACHE_VARIABLE} to another folder"
-        )
-    return path
-
-
 def _c_source(library: Library) -> str:
     """C source of one stub."""
-    parts = [f'#line 1 "{COMMON}"', c_text(COMMON)]
-    if library.source:
-        parts += [f'#line 1 "{library.source}"', library.code()]
-    return "\n".join([*parts, *(f"HARMLESS({name})" for name in library.harmless.split()), ""])
+    files = [name for name in (COMMON, library.source) if name is not None]
+    parts = [line for name in files for line in (f'#line 1 "{name}"', c_text(name))]
+    return "\n".join([*parts, *(f"HARMLESS({name})" for name in library.harmless()), ""])
 
 
 def _build_name(provider_library: Path, sources: Mapping[str, str]) -> str:
@@ -225,9 +199,8 @@ def _build_name(provider_library: Path, sources: Mapping[str, str]) -> str:
 def runtime_version(provider_library: Path) -> str:
     """Version of the ONNX Runtime in the folder of a provider library, from the name of its main library."""
     name = "libonnxruntime.so."
-    return next(
-        (path.name.removeprefix(name) for path in provider_library.parent.glob(f"{name}*")), "of unknown version"
-    )
+    found = (path.name.removeprefix(name) for path in provider_library.parent.glob(f"{name}*"))
+    return next(found, "of unknown version")
 
 
 def _find_compiler() -> list[str]:
@@ -248,21 +221,14 @@ def compile_library(
     text, script = folder / "source.c", folder / "versions.map"
     text.write_text(source, encoding="utf-8")
     script.write_text(_version_script(symbols), encoding="utf-8")
-    command = [
-        *compiler,
-        *FLAGS,
-        f'-DPARTITA_BUILD="{folder.name}"',
-        f"-DPARTITA_CUDA_VERSION={CUDA_VERSION}",
-        f"-Wl,-soname,{soname}",
-        f"-Wl,--version-script={script.name}",
-        "-o",
-        soname,
-        text.name,
-    ]
+    defined = [f'-DPARTITA_BUILD="{folder.name}"', f"-DPARTITA_CUDA_VERSION={CUDA_VERSION}"]
+    linked = [f"-Wl,-soname,{soname}", f"-Wl,--version-script={script.name}"]
+    # Relative names in the folder: a comma in a path would end a linker option.
+    command = [*compiler, *FLAGS, *defined, *linked, "-o", soname, text.name]
     try:
         done = subprocess.run(
             command,
-            cwd=folder,  # relative names: a comma in a path would end a linker option
+            cwd=folder,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -271,15 +237,11 @@ def compile_library(
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ProviderError(f"the C compiler {compiler[0]} could not build {soname}: {error}") from error
-    finally:
-        text.unlink()
-        script.unlink()
     if done.returncode:
-        errors = (
-            [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines() or ["nothing"]
-        )
+        lines = done.stderr.splitlines() or ["nothing"]
+        first = next((line for line in lines if "error" in line), lines[0])
         raise ProviderError(
-            f"the C compiler {compiler[0]} could not build {soname} (exit code {done.returncode}): {errors[0]}; "
+            f"the C compiler {compiler[0]} could not build {soname} (exit code {done.returncode}): {first}; "
             "set CC to another one"
         )
 
@@ -289,8 +251,8 @@ def _version_script(symbols: Mapping[str, str | None]) -> str:
 
     Symbols without a version get the first version of the library, which the loader accepts.
     """
-    by_version: dict[str, list[str]] = {}
     first = next((version for version in symbols.values() if version), "")
+    by_version: dict[str, list[str]] = {}
     for name, version in [*symbols.items(), (MARKER, None)]:
         by_version.setdefault(version or first, []).append(name)
     hidden = " local: *;"

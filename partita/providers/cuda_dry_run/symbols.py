@@ -1,7 +1,7 @@
 """CUDA functions of the stubs, and CUDA functions that the installed CUDA provider needs (from its ELF tables).
 
-Functions are implemented (`API` in the C files of `standins/`) or may do nothing (`LIBRARIES`, with a reason for each
-group); any other function is an error.
+Functions are implemented (`API` in the C files of `standins/`) or may do nothing (`HARMLESS`); any other function is
+an error.
 """
 
 from __future__ import annotations
@@ -25,15 +25,56 @@ NAME_OF_CUDA = re.compile(r"^_*(?:cu|nv|nccl)[A-Za-z]\w*$")
 """Names of NVIDIA's functions, for libraries whose symbols have no version."""
 
 
+HARMLESS = {
+    "kernels exist on the device only and are never launched": (
+        "__cudaRegisterFatBinaryEnd __cudaRegisterFunction __cudaRegisterVar __cudaUnregisterFatBinary "
+        "__cudaPushCallConfiguration __cudaLaunchKernel cudaLaunchKernel cudaLaunchKernelExC "
+        "cudaLaunchCooperativeKernel cudaFuncSetAttribute cudaKernelSetAttributeForDevice cudaLibraryUnload"
+    ),
+    "work is done when it is queued, so there is nothing to wait for": (
+        "cudaEventRecord cudaEventRecordWithFlags cudaEventSynchronize cudaStreamWaitEvent"
+    ),
+    "a pool retains no memory": "cudaMemPoolSetAttribute cudaMemPoolTrimTo",
+    "handles own nothing": (
+        "cudaEventDestroy cudaGraphDestroy cudaGraphExecDestroy cudaMemPoolDestroy cublasDestroy_v2 cublasLtDestroy "
+        "cublasLtMatmulDescDestroy cublasLtMatrixLayoutDestroy cublasLtMatmulPreferenceDestroy "
+        "cublasLtMatrixTransformDescDestroy cufftDestroy cudnnDestroy cudnnBackendDestroyDescriptor "
+        "cudnnDestroyActivationDescriptor cudnnDestroyConvolutionDescriptor cudnnDestroyDropoutDescriptor "
+        "cudnnDestroyFilterDescriptor cudnnDestroyLRNDescriptor cudnnDestroyPoolingDescriptor "
+        "cudnnDestroyReduceTensorDescriptor cudnnDestroyRNNDataDescriptor cudnnDestroyRNNDescriptor "
+        "cudnnDestroyTensorDescriptor"
+    ),
+    "it returns nothing, and changes only the device or a handle that is never read": (
+        "cublasSetMathMode cublasSetStream_v2 cublasLtMatmulDescSetAttribute cublasLtMatrixLayoutSetAttribute "
+        "cublasLtMatmulPreferenceSetAttribute cublasLtMatmulAlgoConfigSetAttribute cublasLtMatmulAlgoInit "
+        "cuTensorMapEncodeTiled cufftSetStream cudnnBackendFinalize cudnnBackendSetAttribute "
+        "cudnnDeriveBNTensorDescriptor cudnnSetActivationDescriptor cudnnSetConvolutionGroupCount "
+        "cudnnSetConvolutionMathType cudnnSetConvolutionNdDescriptor cudnnSetDropoutDescriptor "
+        "cudnnSetFilterNdDescriptor cudnnSetLRNDescriptor cudnnSetPoolingNdDescriptor cudnnSetReduceTensorDescriptor "
+        "cudnnSetRNNDataDescriptor cudnnSetRNNDescriptor_v8 cudnnSetStream cudnnSetTensorNdDescriptor"
+    ),
+    "its result is device memory, which is never written": (
+        "cudaGraphLaunch cublasDgeam cublasSgeam cublasDgemm_v2 cublasSgemm_v2 cublasDgemmBatched cublasSgemmBatched "
+        "cublasDgemmStridedBatched cublasSgemmStridedBatched cublasGemmEx cublasGemmBatchedEx "
+        "cublasGemmStridedBatchedEx cublasDgetrfBatched cublasSgetrfBatched cublasDgetriBatched cublasSgetriBatched "
+        "cublasDcopy_v2 cublasScopy_v2 cublasSscal_v2 cublasLtMatmul cublasLtMatrixTransform cufftXtExec "
+        "cudnnActivationForward cudnnAddTensor cudnnBackendExecute cudnnBatchNormalizationForwardInference "
+        "cudnnBatchNormalizationForwardTraining cudnnConvolutionBiasActivationForward cudnnConvolutionForward "
+        "cudnnLRNCrossChannelForward cudnnPoolingForward cudnnReduceTensor cudnnRNNForward cudnnSoftmaxForward"
+    ),
+}
+"""Reason -> functions that may return 0 and do nothing, separated by blanks."""
+
+
 @dataclass(frozen=True, slots=True)
 class Library:
     """One CUDA library to replace by a stub."""
 
     soname: str
+    prefix: str
+    """Regular expression for the beginning of its functions' names."""
     source: str | None
     """C file with its implemented functions; None if there are none."""
-    harmless: str = ""
-    """Functions that may return 0 and do nothing, separated by blanks."""
     lazy: bool = False
     """The provider loads it at run time (dlopen), so its functions are not in the provider's ELF tables."""
 
@@ -41,91 +82,23 @@ class Library:
         """C source of the implemented functions."""
         return c_text(self.source) if self.source else ""
 
+    def harmless(self) -> list[str]:
+        """Functions that may do nothing."""
+        return [name for names in HARMLESS.values() for name in names.split() if re.match(self.prefix, name)]
+
     def names(self) -> frozenset[str]:
         """Every function of the stub."""
-        return frozenset(DEFINITION.findall(self.code())) | frozenset(self.harmless.split())
+        return frozenset((*DEFINITION.findall(self.code()), *self.harmless()))
 
 
 LIBRARIES: tuple[Library, ...] = (
-    Library(
-        "libcudart.so.13",
-        "cudart.c",
-        # Kernels exist on the device only and are never launched.
-        "__cudaRegisterFatBinaryEnd __cudaRegisterFunction __cudaRegisterVar __cudaUnregisterFatBinary "
-        "__cudaPushCallConfiguration __cudaLaunchKernel cudaLaunchKernel cudaLaunchKernelExC "
-        "cudaLaunchCooperativeKernel cudaFuncSetAttribute cudaKernelSetAttributeForDevice cudaLibraryUnload "
-        # Work is done when it is queued, so there is nothing to wait for.
-        "cudaEventRecord cudaEventRecordWithFlags cudaEventSynchronize cudaStreamWaitEvent "
-        # Handles own nothing.
-        "cudaEventDestroy cudaGraphDestroy cudaGraphExecDestroy cudaMemPoolDestroy "
-        # Its result is device memory, which is never written.
-        "cudaGraphLaunch "
-        # A pool retains no memory.
-        "cudaMemPoolSetAttribute cudaMemPoolTrimTo ",
-    ),
-    Library(
-        "libcublas.so.13",
-        "cublas.c",
-        # Handles own nothing.
-        "cublasDestroy_v2 "
-        # It returns nothing, and changes only the device or a handle that is never read.
-        "cublasSetMathMode cublasSetStream_v2 "
-        # Its result is device memory, which is never written.
-        "cublasDgeam cublasSgeam cublasDgemm_v2 cublasSgemm_v2 cublasDgemmBatched cublasSgemmBatched "
-        "cublasDgemmStridedBatched cublasSgemmStridedBatched cublasGemmEx cublasGemmBatchedEx "
-        "cublasGemmStridedBatchedEx cublasDgetrfBatched cublasSgetrfBatched cublasDgetriBatched "
-        "cublasSgetriBatched cublasDcopy_v2 cublasScopy_v2 cublasSscal_v2 ",
-    ),
-    Library(
-        "libcublasLt.so.13",
-        "cublaslt.c",
-        # Handles own nothing.
-        "cublasLtDestroy cublasLtMatmulDescDestroy cublasLtMatrixLayoutDestroy cublasLtMatmulPreferenceDestroy "
-        "cublasLtMatrixTransformDescDestroy "
-        # It returns nothing, and changes only the device or a handle that is never read.
-        "cublasLtMatmulDescSetAttribute cublasLtMatrixLayoutSetAttribute cublasLtMatmulPreferenceSetAttribute "
-        "cublasLtMatmulAlgoConfigSetAttribute cublasLtMatmulAlgoInit "
-        # Its result is device memory, which is never written.
-        "cublasLtMatmul cublasLtMatrixTransform ",
-    ),
-    Library("libcurand.so.10", None),
-    Library(
-        "libcuda.so.1",
-        None,
-        # It returns nothing, and changes only the device or a handle that is never read.
-        "cuTensorMapEncodeTiled ",
-    ),
-    Library(
-        "libcufft.so.12",
-        "cufft.c",
-        # Handles own nothing.
-        "cufftDestroy "
-        # It returns nothing, and changes only the device or a handle that is never read.
-        "cufftSetStream "
-        # Its result is device memory, which is never written.
-        "cufftXtExec ",
-        lazy=True,
-    ),
-    Library(
-        "libcudnn.so.9",
-        "cudnn.c",
-        # Handles own nothing.
-        "cudnnDestroy cudnnBackendDestroyDescriptor cudnnDestroyActivationDescriptor "
-        "cudnnDestroyConvolutionDescriptor cudnnDestroyDropoutDescriptor cudnnDestroyFilterDescriptor "
-        "cudnnDestroyLRNDescriptor cudnnDestroyPoolingDescriptor cudnnDestroyReduceTensorDescriptor "
-        "cudnnDestroyRNNDataDescriptor cudnnDestroyRNNDescriptor cudnnDestroyTensorDescriptor "
-        # It returns nothing, and changes only the device or a handle that is never read.
-        "cudnnBackendFinalize cudnnBackendSetAttribute cudnnDeriveBNTensorDescriptor "
-        "cudnnSetActivationDescriptor cudnnSetConvolutionGroupCount cudnnSetConvolutionMathType "
-        "cudnnSetConvolutionNdDescriptor cudnnSetDropoutDescriptor cudnnSetFilterNdDescriptor "
-        "cudnnSetLRNDescriptor cudnnSetPoolingNdDescriptor cudnnSetReduceTensorDescriptor "
-        "cudnnSetRNNDataDescriptor cudnnSetRNNDescriptor_v8 cudnnSetStream cudnnSetTensorNdDescriptor "
-        # Its result is device memory, which is never written.
-        "cudnnActivationForward cudnnAddTensor cudnnBackendExecute cudnnBatchNormalizationForwardInference "
-        "cudnnBatchNormalizationForwardTraining cudnnConvolutionBiasActivationForward cudnnConvolutionForward "
-        "cudnnLRNCrossChannelForward cudnnPoolingForward cudnnReduceTensor cudnnRNNForward cudnnSoftmaxForward ",
-        lazy=True,
-    ),
+    Library("libcudart.so.13", "(__)?cuda", "cudart.c"),
+    Library("libcublas.so.13", "cublas(?!Lt)", "cublas.c"),
+    Library("libcublasLt.so.13", "cublasLt", "cublaslt.c"),
+    Library("libcurand.so.10", "curand", None),
+    Library("libcuda.so.1", "cu[A-Z]", None),
+    Library("libcufft.so.12", "cufft", "cufft.c", lazy=True),
+    Library("libcudnn.so.9", "cudnn", "cudnn.c", lazy=True),
 )
 
 
@@ -141,23 +114,22 @@ def exports(provider: Path, build: str) -> dict[str, dict[str, str | None]]:
     file without symbol tables, a provider of another CUDA version, and an unknown library or function.
     """
     sonames, symbols = _required(provider)
-    by_soname = {library.soname: library for library in LIBRARIES}
-    unknown_libraries = [soname for soname in sonames if soname not in by_soname]
-    if unknown_libraries:
+    known = {library.soname: library.names() for library in LIBRARIES}
+    if unknown_libraries := [soname for soname in sonames if soname not in known]:
         raise ProviderError(
             f"{build} needs {', '.join(unknown_libraries)}, for which the dry run has no stub; it covers CUDA "
             f"{CUDA_MAJOR}: install an onnxruntime-gpu for CUDA {CUDA_MAJOR}, or a newer Partita"
         )
     result: dict[str, dict[str, str | None]] = {
-        library.soname: dict.fromkeys(sorted(library.names())) if library.lazy else {} for library in LIBRARIES
+        library.soname: dict.fromkeys(sorted(known[library.soname])) if library.lazy else {} for library in LIBRARIES
     }
     unknown = []
     for name, version, origin in symbols:
-        soname = origin or next((library.soname for library in LIBRARIES if name in library.names()), "")
-        if soname not in by_soname or name not in by_soname[soname].names():
-            unknown.append(name)
-        else:
+        soname = origin or next((each for each, names in known.items() if name in names), "")
+        if name in known.get(soname, ()):
             result[soname][name] = version
+        else:
+            unknown.append(name)
     if unknown:
         raise ProviderError(
             f"{build} needs functions that the dry run does not support: {', '.join(sorted(unknown))}; "
