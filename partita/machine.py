@@ -6,7 +6,6 @@ Schema `partita.providers/1`; its JSON Schema is docs/providers.schema.json. Unk
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import Field
@@ -20,30 +19,19 @@ from partita.partition_reports.sections.model import Document, Line, Section, fi
 SCHEMA = "partita.providers/1"
 
 
-@dataclass(frozen=True, slots=True)
-class OrtBuild:
-    """The installed ONNX Runtime. None where the build does not report a value."""
-
-    version: str
-    build: str
-    cuda: str | None
-    """CUDA version of the build, e.g. 13.0."""
-    cudnn: str | None
-
-
 class OnnxRuntime(Record):
-    """Wheel, version and build of the installed ONNX Runtime."""
+    """Wheel, version and build of the installed ONNX Runtime. null: not reported by the build."""
 
-    packages: tuple[str, ...]
+    packages: tuple[str, ...] = ()
     """Distributions that own its files, name and version; more than one is a finding."""
-    version: str | None
+    version: str | None = None
     """null if it cannot be imported."""
-    build: str | None
-    cuda: str | None
-    """CUDA version of the build."""
-    cudnn: str | None
-    """cuDNN version of the build, if known."""
-    providers_in_build: tuple[str, ...]
+    build: str | None = None
+    cuda: str | None = None
+    """CUDA version of the build, e.g. 13.0."""
+    cudnn: str | None = None
+    """cuDNN version of the build."""
+    providers_in_build: tuple[str, ...] = ()
     """ONNX Runtime's names of the providers in the build."""
 
 

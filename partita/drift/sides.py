@@ -180,7 +180,7 @@ def run_graph(
         placed = {node.name: node.provider for node in session.assigned() or ()}
         binding.release()  # device memory that outlives its session crashes WebGPU
         held.clear()
-    return GraphRun(values, skipped, placed, unused, ort_build().version)
+    return GraphRun(values, skipped, placed, unused, str(ort_build().version))
 
 
 def _element(text: str) -> str:

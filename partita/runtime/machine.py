@@ -13,7 +13,6 @@ import re
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +21,7 @@ import psutil
 
 import partita
 from partita import extras
-from partita.machine import EnvironmentFinding, Gpu, MachineReport, OnnxRuntime, OptionEntry, OrtBuild, ProviderEntry
+from partita.machine import EnvironmentFinding, Gpu, MachineReport, OnnxRuntime, OptionEntry, ProviderEntry
 from partita.observations.records import Environment, InstalledWheel, remedy_records
 from partita.observations.text_format import listing
 from partita.providers.base import Provider
@@ -59,8 +58,8 @@ def environment() -> Environment:
         operating_system=platform.platform(),
         python=platform.python_version(),
         onnxruntime_wheels=tuple(InstalledWheel(name=wheel.name, version=wheel.version) for wheel in wheels),
-        onnxruntime_version=build.version,
-        onnxruntime_build=build.build,
+        onnxruntime_version=str(build.version),
+        onnxruntime_build=str(build.build),
         packages={name: version for name, found in versions.items() for version in found},
     )
 
@@ -71,7 +70,7 @@ def describe_machine(extra: Sequence[Provider] = (), *, timeout_seconds: float =
     (inventory,) = examine([None], timeout_seconds=timeout_seconds)
     found = inventory.result or {}
     available: tuple[str, ...] = found.get("available", ())
-    imported: OrtBuild | None = found.get("build")
+    imported: OnnxRuntime | None = found.get("build")
     error = None if imported else import_error(inventory)
     ours = {provider.ort_name for provider in all_names(extra).values()}
     known = sorted(known_providers().values(), key=lambda entry: (-entry.rank, entry.name))
@@ -89,12 +88,9 @@ def describe_machine(extra: Sequence[Provider] = (), *, timeout_seconds: float =
         checks = tuple(Check(entry, None, None) for entry in absent)
         chain, reason = (), "no usable ONNX Runtime"
     logged = (match["cudnn"] for entry in checks for line in entry.log if (match := NEEDED_CUDNN.search(line)))
-    build = asdict(imported) if imported else {"version": None, "build": None, "cuda": None, "cudnn": None}
-    runtime = OnnxRuntime(
-        packages=tuple(f"{wheel.name} {wheel.version}" for wheel in runtime_wheels()),
-        **{**build, "cudnn": build["cudnn"] or next(logged, None)},
-        providers_in_build=available,
-    )
+    runtime, wheels = imported or OnnxRuntime(), runtime_wheels()
+    packages, cudnn = tuple(f"{wheel.name} {wheel.version}" for wheel in wheels), runtime.cudnn or next(logged, None)
+    runtime = runtime.model_copy(update={"packages": packages, "cudnn": cudnn, "providers_in_build": available})
     return MachineReport(
         partita_version=partita.__version__,
         onnxruntime=runtime,

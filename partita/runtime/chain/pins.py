@@ -113,7 +113,7 @@ def pinned_opening(path: Path, opening: Opening, pins: Sequence[Pin]) -> tuple[O
     """
     if not pins:
         return opening, Marks({})
-    version = ort_build().version
+    version = str(ort_build().version)
     if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < NEEDED:
         raise ProviderError(
             f"`pins` needs ONNX Runtime {NEEDED[0]}.{NEEDED[1]} or newer; {version} ignores pins; "

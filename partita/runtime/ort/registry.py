@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Mapping
-from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,7 +19,7 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from partita import process
-from partita.machine import Device, OrtBuild
+from partita.machine import Device, OnnxRuntime
 from partita.observations.names import CPU
 from partita.providers.cuda_dry_run.devices import PREFIX
 from partita.providers.resolve import Resolution, known_providers
@@ -40,11 +39,11 @@ FROM_PLUGINS: set[str] = set()
 """Providers of registered libraries that ONNX Runtime (from 1.32) lists with those of the build."""
 
 
-def ort_build() -> OrtBuild:
+def ort_build() -> OnnxRuntime:
     """Version and build of the installed ONNX Runtime."""
     from onnxruntime.capi import build_and_package_info as info
 
-    return OrtBuild(
+    return OnnxRuntime(
         version=str(ort.__version__),
         build=str(ort.get_build_info()).removeprefix("ORT Build Info: "),
         cuda=getattr(info, "cuda_version", None) or None,
@@ -145,7 +144,7 @@ def provider_identity(resolution: Resolution, environment: Mapping[str, str]) ->
     chosen = {name for entry in known_providers().values() for name in entry.variables}
     options = resolution.provider_options
     return {
-        "build": asdict(ort_build()),
+        "build": ort_build().model_dump(),
         "provider": resolution.provider.ort_name,
         "options": options,
         "libraries": [_stamp(path) for path in (resolution.library, *map(Path, options.values())) if path is not None],
