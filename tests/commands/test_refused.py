@@ -171,7 +171,7 @@ def place(package: Path, tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pyte
     return folder
 
 
-@pytest.mark.parametrize(("words", "typed", "code", "said"), cases())
+@pytest.mark.parametrize(("words", "typed", "code", "said"), list(cases()))
 def test_wrong_command_line_is_refused_with_single_line(words, typed, code, said, place, monkeypatch, capsys):
     monkeypatch.chdir(place)
     text = f"{typed}\n".format(**FILLED).replace("\\0", "\0")
