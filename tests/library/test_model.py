@@ -570,9 +570,9 @@ def test_contents_hash_depends_only_on_files_affecting_output(tmp_path: Path, fo
         seen.append(hash_of(folder))
     if foreign:  # another folder is copied over it: the model has the same size and time
         path = folder / "decoder.onnx"
-        stat, content = path.stat(), path.read_bytes()
-        assert content.count(b"memory_in_7") and content.count(b"memory_out_7")
-        path.write_bytes(content.replace(b"memory_in_7", b"memory_in_8").replace(b"memory_out_7", b"memory_out_8"))
+        stat, data = path.stat(), path.read_bytes()
+        assert data.count(b"memory_in_7") and data.count(b"memory_out_7")
+        path.write_bytes(data.replace(b"memory_in_7", b"memory_in_8").replace(b"memory_out_7", b"memory_out_8"))
         os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
         assert path.stat().st_size == stat.st_size
         seen.append(hash_of(folder))
