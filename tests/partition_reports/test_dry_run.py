@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 
 from partita.observations.facts import GraphNode, PortFact
-from partita.partition_reports.request_records import DryRunFacts, ModelFacts, ModelInput
+from partita.partition_reports.request_records import ModelFacts, ModelInput
 from tests.partition_reports.samples import (
     GPU,
     GPU_CHAIN,
+    PLAYED,
     REQUEST,
     event,
     mixed_facts,
@@ -23,18 +24,6 @@ from tests.partition_reports.samples import (
     windows,
 )
 
-PLAYED = DryRunFacts(
-    device="h100",
-    device_name="NVIDIA H100",
-    compute_capability="9.0",
-    memory_bytes=80 << 30,
-    multiprocessors=132,
-    provider_library="libonnxruntime_providers_cuda.so",
-    onnxruntime_version="1.31.1",
-    cuda_version="13.0",
-    stub_build="0123456789abcdef",
-    not_real=("values", "times"),
-)
 MODEL = ModelFacts(
     file="m.onnx",
     sha256="ab" * 32,
