@@ -38,11 +38,6 @@ def page(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def mixed() -> Element:
-    return read(shown(pages.mixed_report(), "html"))
-
-
-@pytest.fixture(scope="module")
 def deep() -> Element:
     return read(shown(pages.deep_report(layers=3, repeats=1), "html"))
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from tests.conftest import REPOSITORY
 from tests.truth.compare import Compared, compare, contradicted
-from tests.truth.models import names, sample, spread
+from tests.truth.models import names, sample
 
 WHERE = {"cpu": "main", "cuda": "main", "webgpu": "webgpu", "openvino": "openvino", "qnn": "qnn"}
 """Provider -> the environment that has it."""
@@ -66,7 +66,7 @@ def main(given: Sequence[str]) -> int:
     if chosen.inside:
         return 0 if judge(chosen.providers[0], chosen.models, resume=chosen.resume) else 1
     models, codes = names(), []
-    picked = chosen.models or (sample(models, chosen.sample) if chosen.sample else spread(models))
+    picked = chosen.models or sample(models, chosen.sample or len(models))
     for provider in chosen.providers or USUAL:
         own = REPOSITORY / ".venvs" / WHERE[provider] / "bin" / "python"
         python = sys.executable if WHERE[provider] == "main" else str(own)
