@@ -117,7 +117,9 @@ class MapCell:
     nodes: tuple[MapNode, ...]
     summary: str
     fallbacks: str
-    """Number of fallback nodes, with their operators by provider; empty for none."""
+    """Number of fallback nodes as text; empty for none."""
+    operators: str
+    """Operators of the fallback nodes by provider, for screen readers."""
 
 
 @dataclass(frozen=True, slots=True)

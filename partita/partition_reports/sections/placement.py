@@ -216,7 +216,7 @@ def layer_map(report: Report) -> LayerMap:
         for phase, groups, anchor_of in zip(phases, by_layer, targets, strict=True):
             members = groups.get(name, [])
             drawn = tuple(_map_node(node, marks[provider_of(node)], main, anchor_of) for node in members)
-            cells.append(MapCell(drawn, _cell_text(phase, name, members), _cell_fallbacks(report, members)))
+            cells.append(_cell(report, phase, name, members, drawn))
         rows.append((name, tuple(cells)))
     has_copies = any(node.op_type in COPY_OPERATORS for rows in nodes for node in rows)
     text = [INTRODUCTION, COPIES] if has_copies else [INTRODUCTION]
@@ -232,24 +232,20 @@ def layer_map(report: Report) -> LayerMap:
     )
 
 
-def _cell_text(phase: Phase, name: str, nodes: Sequence[Node]) -> str:
-    """`8 nodes, 2 added, 0.213 ms`: the nodes of the layer `name` in one phase."""
+def _cell(report: Report, phase: Phase, name: str, nodes: Sequence[Node], drawn: tuple[MapNode, ...]) -> MapCell:
+    """The nodes of the layer `name` in one phase."""
     time = next((entry.host_us_per_run for entry in phase.by_layer if entry.name == name), None)
     own = sum(isinstance(node, FileNode) for node in nodes)
     counts = [plural(own, "node")] if own else []
     counts += [f"{len(nodes) - own:,} added"] if len(nodes) > own else []
     counts += [f"{decimals(time, 1e-3)} ms"] if time is not None else []
-    return ", ".join(counts) or "none"
-
-
-def _cell_fallbacks(report: Report, nodes: Sequence[Node]) -> str:
-    """`2 fallbacks on CPU: Attention 2`; empty for none."""
     fallbacks = [node for node in nodes if provider_of(node) != preferred_of(report)]
     found = [
         f"on {short_provider(provider)}: {tally(Counter(map(op_type_of, members)))}"
         for provider, members in grouped(fallbacks, provider_of).items()
     ]
-    return f"{plural(len(fallbacks), 'fallback')} {'; '.join(found)}" if fallbacks else ""
+    number = plural(len(fallbacks), "fallback") if fallbacks else ""
+    return MapCell(drawn, ", ".join(counts) or "none", number, "; ".join(found))
 
 
 def _map_node(node: Node, mark: MapNode, main: str, targets: Mapping[str, str]) -> MapNode:
