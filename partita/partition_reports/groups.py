@@ -182,7 +182,7 @@ def find_file_nodes(
 ) -> tuple[FileNode, ...]:
     """The nodes of one phase in the order of the file, then executed nodes of branches that ONNX Runtime inlined.
 
-    Without a file these are the executed nodes except those that ONNX Runtime added.
+    Without a file these are the executed nodes that ONNX Runtime did not add.
 
     Args:
         nodes: Executed nodes.
