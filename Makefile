@@ -175,7 +175,7 @@ truth: install ## all planted causes, and onnx's backend tests on cpu, webgpu an
 	@mkdir -p build
 	@$(if $(WANTED),$(MAKE) --no-print-directory --keep-going -j 2 $(WANTED) || true,true)
 	$(BIN)/python -m tests.planted
-	$(BIN)/python -m tests.truth --keep build/truth $(TRUTH_ARGS)
+	$(BIN)/python -m tests.truth $(TRUTH_ARGS)
 
 breadth: install ## export every model type of transformers, compare it with the original, and write docs/models.md; hours
 	@mkdir -p build

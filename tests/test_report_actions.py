@@ -15,9 +15,9 @@ from partita.diagnosis.reasons import REASONS, steps_of
 from partita.diagnosis.records import VariantRecord
 from partita.diagnosis.steps import CHECKPOINT, steps_for
 from partita.partition_reports.records import Report
-from partita.partition_reports.sections.fallbacks import by_reason, for_reason, situation_of, top_actions
+from partita.partition_reports.sections.fallbacks import actions_for, situation_of, top_actions
 from partita.partition_reports.sections.model import Command, Line
-from partita.partition_reports.sections.overview import remedies
+from partita.partition_reports.sections.report import remedies
 from tests.foreign.conftest import SAMPLES
 from tests.partition_reports import pages
 from tests.partition_reports.reports import REPORTS, recorded
@@ -32,7 +32,7 @@ def with_package(report: Report, **changes: Any) -> Report:
 def commands(report: Report, code: str = "no_kernel_op", **changes: Any) -> list[tuple[str, ...]]:
     """The commands for one reason, given the fallbacks of the report with changes."""
     entries = [entry.model_copy(update=changes) for entry in report.fallbacks]
-    return [action.remedy.command for action in for_reason(report, code, entries)]
+    return [action.remedy.command for action in actions_for(report, code, entries[0].preferred_provider, entries)]
 
 
 def test_command_paths_are_quoted_and_unknown_checkpoint_is_placeholder() -> None:
@@ -59,7 +59,9 @@ def trials(**outcomes: str) -> tuple[VariantRecord, ...]:
 def told(report: Report, code: str, *found: VariantRecord) -> dict[str, str]:
     """Title of each step for one reason, and its effect, after these experiments on every node."""
     entries = [entry.model_copy(update={"variants": found}) for entry in report.fallbacks]
-    return {action.title: action.remedy.text for action in for_reason(report, code, entries)}
+    return {
+        action.title: action.remedy.text for action in actions_for(report, code, entries[0].preferred_provider, entries)
+    }
 
 
 def test_action_shows_probe_outcome_and_is_omitted_if_rejected() -> None:
@@ -155,7 +157,7 @@ def test_suggested_export_removes_fallbacks(tiny_checkpoint, exported, tmp_path,
 
     before = placed(package)
     assert {entry.op_type for entry in before.fallbacks} == {"GroupQueryAttention"}
-    action = next(top_actions(before, by_reason(before)))
+    action = next(top_actions(before))
     words = [str(checkpoint) if word == CHECKPOINT else word for word in action.remedy.command]
     assert cli.run([*words[1:], "--max-length", "64"]) == 0
     assert placed(Path(words[3])).fallbacks == ()
@@ -167,5 +169,5 @@ def test_actions_for_unavailable_provider_have_no_placeholders(reason: str) -> N
     report = recorded("webgpu")
     first = report.chain[0].model_copy(update={"status": "unavailable", "reason": reason})
     missing = report.model_copy(update={"chain": (first, *report.chain[1:])})
-    for action in top_actions(missing, by_reason(missing)):
+    for action in top_actions(missing):
         assert not any("{" in word for word in (action.title, *action.remedy.command))

@@ -10,6 +10,7 @@ from partita.observations.records import Environment, PackageFacts, Record
 from partita.partition_reports.records import Summary
 
 SCHEMA = "partita.bench/1"
+PhaseChoice = Literal["prefill", "decode"]
 
 
 class RoundResult(Record):
@@ -31,6 +32,15 @@ class RoundResult(Record):
     peak_rss_bytes: int
     """Peak of the contender's process up to this round."""
 
+    def rate(self, phase: PhaseChoice) -> float | None:
+        """Tokens per second of a phase; None if it has no run."""
+        total, tokens = sum(self.times(phase)), self.decode_tokens if phase == "decode" else self.prefill_tokens
+        return 1000 * tokens / total if total > 0 and tokens else None
+
+    def times(self, phase: PhaseChoice) -> tuple[float, ...]:
+        """Milliseconds of each run of a phase."""
+        return self.decode_ms if phase == "decode" else self.prefill_ms
+
 
 class Spread(Record):
     """A figure over the counted rounds."""
@@ -51,14 +61,10 @@ class PhaseSpeed(Record):
     runs: int
 
 
-class Ratio(Record):
-    """Speed of a contender relative to the baseline in one phase."""
+class Ratio(Spread):
+    """Speed of a contender relative to the baseline in one phase, over all rounds that both contenders finished."""
 
-    phase: Literal["prefill", "decode"]
-    median: float
-    """Median of the ratios of all rounds that both contenders finished."""
-    low: float
-    high: float
+    phase: PhaseChoice
     significance: Literal["differs", "within_noise", "too_few_rounds"]
     """Whether the ratio is significant: not if the ranges from the slowest to the fastest round overlap, or if there
     are too few rounds and the ranges are not far apart."""
@@ -110,8 +116,6 @@ class Contender(Record):
     """Summary of the partition report of its profiled round, which is not counted."""
     summary_missing_reason: str
     """Why `summary` is null."""
-    headline: str
-    """First sentence of that report; empty without one."""
     node_share: float | None
     """Host time of all nodes in a profiled decode run divided by the median decode step, at most 1. The rest is outside
     nodes: wait for the device at the end of a run, and work between nodes."""
@@ -120,6 +124,12 @@ class Contender(Record):
     bounds: tuple[str, ...] = ()
     """What bounds each phase, from its profiled round."""
     round_results: tuple[RoundResult, ...]
+
+    @property
+    def speeds(self) -> dict[PhaseChoice, PhaseSpeed]:
+        """The phases with runs, and their speed."""
+        found: dict[PhaseChoice, PhaseSpeed | None] = {"decode": self.decode, "prefill": self.prefill}
+        return {phase: speed for phase, speed in found.items() if speed is not None}
 
 
 class Bench(Record):

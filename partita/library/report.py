@@ -19,7 +19,6 @@ from partita.explain import Explanation, Matches, find, render_no_single
 from partita.files import check_writable, write_text
 from partita.library.api import public
 from partita.observations.records import Record
-from partita.observations.text_format import short_provider
 from partita.options.fields import check_fields, group
 from partita.options.reports import CheckOptions
 from partita.partition_reports import records, storage
@@ -95,7 +94,7 @@ class Report(ViewedRecord, records.Report):
         return cls.of(storage.read(Path(path)))
 
     def __repr__(self) -> str:
-        ran = [placement_text([phase], name=short_provider) for phase in self.phases]
+        ran = [placement_text([phase]) for phase in self.phases]
         over = [] if self.totals is None else [f"finish {self.totals.finish_reason}"]
         over += [] if self.failure is None else ["its run failed"]
         checks = [] if all(check.passed for check in self.checks) else ["some of its checks failed"]

@@ -4,39 +4,33 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from partita.diagnosis.graphs import COMPILED
 from partita.diagnosis.records import Fallback, FallbackCost
 from partita.diagnosis.session_index import SessionIndex
-from partita.observations.facts import SpeculationFact, StepFact
-from partita.observations.names import UNKNOWN
+from partita.observations.facts import RunWindow, SpeculationFact, StepFact
 from partita.observations.records import ChainEntry, PhaseName
 from partita.observations.text_format import percent, plural
-from partita.partition_reports.groups import grouped, is_about, is_memcpy, provider_of, report_rows, share_of, total_us
-from partita.partition_reports.records import Copy, NodePlacement, Partition, Phase, PhaseCost
+from partita.partition_reports.groups import grouped, provider_of, share_of, total_us
+from partita.partition_reports.records import Copy, NodePlacement, Partition, Phase, PhaseCost, StepTimes
 from partita.partition_reports.request_records import Speculation
 
 HARMLESS_SHARE = 0.01
 """A harmless fallback takes a smaller share of its phase's node time."""
 
 
-def tokens_per_run(index: SessionIndex, phase: PhaseName, rows: int) -> int | None:
-    """New tokens in all rows of the last observed run of a phase, from which sizes are taken; None if there are none.
-    `rows`: batch size.
-    """
-    windows = [window for window in index.facts.runs if window.phase == phase]
-    last = max(windows, key=lambda window: window.run, default=None)
-    return last.tokens * (last.rows or rows) or None if last is not None else None
+# Cost of copies and fallbacks
 
 
 def phase_cost(
-    partitions: Sequence[Partition], copies: Sequence[Copy], tokens: int | None, *, timed: bool
+    nodes: Iterable[NodePlacement], partitions: Sequence[Partition], copies: Sequence[Copy], tokens: int | None
 ) -> PhaseCost:
-    """Cost of one run of a phase. `tokens`: new tokens per run. `timed`: False for a dry run."""
+    """Cost of one run of a phase. `tokens`: new tokens per run."""
     moved = total_bytes(copies)
-    wait = waiting_us(copies) if timed else None
+    wait = waiting_us(copies) if total_us(nodes) is not None else None
     return PhaseCost(
         partitions=len(partitions),
         copies=len(copies),
@@ -44,8 +38,8 @@ def phase_cost(
         copy_bytes_at_least=sum(copy.bytes_per_run or 0 for copy in copies),
         host_wait_us_per_run=wait,
         tokens_per_run=tokens,
-        copy_bytes_per_token=per(moved, tokens),
-        host_wait_us_per_token=per(wait, tokens),
+        copy_bytes_per_token=moved / tokens if moved is not None and tokens else None,
+        host_wait_us_per_token=wait / tokens if wait is not None and tokens else None,
     )
 
 
@@ -63,57 +57,42 @@ def waiting_us(copies: Iterable[Copy]) -> float | None:
     return float(sum(known)) if len(known) == len(times) else None
 
 
-def per(amount: float | None, tokens: int | None) -> float | None:
-    """`amount` per token."""
-    return amount / tokens if amount is not None and tokens else None
-
-
-def with_costs(
-    fallbacks: Iterable[Fallback], phase: Phase, preferred: ChainEntry, *, timed: bool
-) -> tuple[Fallback, ...]:
+def with_costs(fallbacks: Iterable[Fallback], phase: Phase, preferred: ChainEntry) -> tuple[Fallback, ...]:
     """The fallbacks of a phase with their cost per run; nodes in control-flow subgraphs have no cost."""
-    nodes = {node.name: node for node in phase.nodes}
+    # A node in a control-flow subgraph may have the name of a plan node on another provider.
+    nodes = {(node.name, provider_of(node)): node for node in phase.nodes}
     whole = total_us(phase.nodes)
-    copies: dict[str, list[Copy]] = {}
+    copies = defaultdict[str, list[Copy]](list)
     for copy in phase.copies:
         for name in copy.caused_by:
-            copies.setdefault(name, []).append(copy)
+            copies[name].append(copy)
     found = []
     for entry in fallbacks:
-        node = nodes.get(entry.node)
-        if node is None or not is_about(entry, node):
+        node = nodes.get((entry.node, entry.provider))
+        if node is None:
             found.append(entry)
             continue
-        cost = _cost_of(node, copies.get(entry.node, []), whole, phase, preferred, timed=timed)
+        caused = copies[entry.node]
+        part = share_of(node.host_us_per_run, whole)
+        harmless, reason = _judge(caused, part, phase, preferred)
+        cost = FallbackCost(
+            copies=tuple(copy.name for copy in caused),
+            copy_bytes_per_run=total_bytes(caused),
+            copy_wait_us_per_run=waiting_us(caused) if whole is not None else None,
+            host_us_per_run=node.host_us_per_run,
+            time_share=part,
+            harmless=harmless,
+            harmless_reason=reason,
+        )
         found.append(entry.model_copy(update={"cost": cost}))
     return tuple(found)
 
 
-def _cost_of(
-    node: NodePlacement,
-    caused: Sequence[Copy],
-    whole: float | None,
-    phase: Phase,
-    preferred: ChainEntry,
-    *,
-    timed: bool,
-) -> FallbackCost:
-    """Cost of one fallback node. `caused`: copies that it requires; `whole`: node time of the phase."""
-    part = share_of(node.host_us_per_run, whole)
-    harmless, reason = _judge(caused, part, phase, preferred)
-    return FallbackCost(
-        copies=tuple(copy.name for copy in caused),
-        copy_bytes_per_run=total_bytes(caused),
-        copy_wait_us_per_run=waiting_us(caused) if timed else None,
-        host_us_per_run=node.host_us_per_run,
-        time_share=part,
-        harmless=harmless,
-        harmless_reason=reason,
-    )
-
-
 def _judge(caused: Sequence[Copy], part: float | None, phase: Phase, preferred: ChainEntry) -> tuple[bool | None, str]:
-    """Whether a fallback is harmless, with the reason; unknown without a time, as in a dry run."""
+    """Whether a fallback is harmless, with the reason; unknown without a time, as in a dry run.
+
+    `caused`: copies that it requires; `part`: its share of the node time.
+    """
     if caused:
         return False, f"it causes {plural(len(caused), 'copy')}"
     if preferred.status != "active":
@@ -133,33 +112,6 @@ def _judge(caused: Sequence[Copy], part: float | None, phase: Phase, preferred: 
     return True, f"it causes no copy and takes {taken}"
 
 
-@dataclass(frozen=True, slots=True)
-class TimeSplit:
-    """Shares of the node time of one phase, 0 .. 1."""
-
-    copies: float
-    """Memcpy nodes: wait for queued device work, and copy."""
-    on_fallback: float
-    """Fallback nodes."""
-    fallback_nodes: int
-    fallback_providers: tuple[str, ...]
-    """Providers of the fallback nodes."""
-
-
-def split_time(phase: Phase, preferred: str) -> TimeSplit | None:
-    """The shares; None if no node of the phase has a time."""
-    whole = total_us(phase.nodes)
-    if not whole:
-        return None
-    memcpy = [node for node in phase.nodes if is_memcpy(node)]
-    copied = {node.name for node in memcpy}
-    fallbacks = [node for node in phase.nodes if node.provider != preferred and not is_memcpy(node)]
-    copies, on_fallback = (share_of(total_us(nodes) or 0.0, whole) or 0.0 for nodes in (memcpy, fallbacks))
-    providers = tuple(dict.fromkeys(node.provider or UNKNOWN for node in fallbacks))
-    count = sum(provider_of(row) != preferred and row.name not in copied for row in report_rows(phase))
-    return TimeSplit(copies, on_fallback, count, providers)
-
-
 def whole_percent(part: float) -> str:
     """`71 %`; only exact values give 0 % and 100 %."""
     if 0.995 <= part < 1:
@@ -167,39 +119,58 @@ def whole_percent(part: float) -> str:
     return "under 1 %" if 0 < part < 0.005 else f"{100 * part:.0f} %"
 
 
+# Times of nodes and steps
+
+
 @dataclass(frozen=True, slots=True)
 class NodeTimes:
     """Times and sizes of nodes in the observed runs of one phase."""
 
     host_us: dict[str, float]
-    """Median over the timed runs; several executions in a run are summed."""
+    """Median over the observed runs without the first, if there are more; several executions in a run are summed."""
     output_bytes: dict[str, int]
     """All outputs of all executions in the last observed run, without nodes whose outputs are not tensors, for which
     ONNX Runtime reports no size.
     """
     observed_runs: int
-    timed_runs: int
-    """Observed runs in the medians; the first run is excluded if there are more."""
-    earlier: bool = False
-    """The observed runs belong to an earlier generation than the steps."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepTimes:
-    """Speed of one phase. A step is the session run and the host work around it."""
-
-    steps: int
-    tokens: int
-    """Tokens of all rows, without padding and finished rows."""
-    seconds: float | None
-    tokens_per_second: float | None
-    step_p50_ms: float | None
-    step_p95_ms: float | None
-    step_p99_ms: float | None
-    overhead_p50_ms: float | None
-    profiled: bool | None
-    """The steps were profiled, which slows them down, because there were no others; None without steps."""
+    tokens: int | None
+    """New tokens in all rows of the last observed run; None if there are none."""
     note: str
+    """The runs that the node times cover."""
+
+
+def node_times(index: SessionIndex, phase: PhaseName, rows: int) -> NodeTimes:
+    """Host time (us) and output bytes of every node, from the observed runs of `phase`. `rows`: batch size."""
+    windows = sorted((window for window in index.facts.runs if window.phase == phase), key=lambda window: window.run)
+    timed = {window.run for window in windows[1:] or windows}
+    per_run: dict[str, Counter[int]] = defaultdict(Counter)
+    for event in index.events:
+        if event.run in timed:
+            per_run[event.name][event.run] += event.host_us
+    last = [event for event in index.events if windows and event.run == windows[-1].run]
+    outputs = grouped(last, lambda event: event.name)
+    return NodeTimes(
+        host_us={name: float(statistics.median(times.values())) for name, times in per_run.items()},
+        output_bytes={
+            name: sum(event.output_bytes for event in events)
+            for name, events in outputs.items()
+            if all(event.output_shapes for event in events)
+        },
+        observed_runs=len(windows),
+        tokens=windows[-1].tokens * (windows[-1].rows or rows) or None if windows else None,
+        note=_node_time_note(windows),
+    )
+
+
+def _node_time_note(windows: Sequence[RunWindow]) -> str:
+    """The runs that the node times cover."""
+    if not windows:
+        return "no node times: no run of this phase was profiled"
+    of = " of an earlier generation" if any(window.earlier for window in windows) else ""
+    if len(windows) == 1:
+        return f"node times are from one profiled run{of}, which includes warm-up"
+    runs = "one profiled run" if len(windows) == 2 else f"{len(windows) - 1} profiled runs"
+    return f"node times are medians over {runs}{of}, excluding the warm-up run"
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:
@@ -212,38 +183,18 @@ def percentile(values: Sequence[float], percent: float) -> float | None:
     return below + (above - below) * (rank - math.floor(rank))
 
 
-def node_times(index: SessionIndex, phase: PhaseName) -> NodeTimes:
-    """Host time (us) and output bytes of every node, from the observed runs of `phase`."""
-    windows = [window for window in index.facts.runs if window.phase == phase]
-    runs = sorted(window.run for window in windows)
-    timed = runs[1:] if len(runs) > 1 else runs
-    last_run = runs[-1] if runs else None
-    per_run: dict[str, dict[int, int]] = {}
-    output_bytes: dict[str, int] = {}
-    unmeasured: set[str] = set()
-    for event in index.events:
-        if event.run in timed:
-            of_node = per_run.setdefault(event.name, {})
-            of_node[event.run] = of_node.get(event.run, 0) + event.host_us
-        if event.run == last_run:
-            output_bytes[event.name] = output_bytes.get(event.name, 0) + event.output_bytes
-            if not event.output_shapes:
-                unmeasured.add(event.name)
-    output_bytes = {name: size for name, size in output_bytes.items() if name not in unmeasured}
-    earlier = any(window.earlier for window in windows)
-    host_us = {name: float(statistics.median(of_node.values())) for name, of_node in per_run.items()}
-    return NodeTimes(host_us, output_bytes, observed_runs=len(runs), timed_runs=len(timed), earlier=earlier)
-
-
 def step_times(steps: Iterable[StepFact], phase: PhaseName, rows: int) -> StepTimes:
     """Speed of the steps of `phase` that were not observed, or of all if every step was. `rows`: batch size."""
     of_phase = [step for step in steps if step.phase == phase]
     free = [step for step in of_phase if not step.observed]
     timed = free or of_phase
     tokens = sum(rows * step.tokens if step.row_tokens is None else step.row_tokens for step in timed)
-    whole = [step.seconds + step.overhead_seconds for step in timed]
-    seconds = sum(whole)
-    milliseconds = [1000 * value for value in whole]
+    milliseconds = [1000 * (step.seconds + step.overhead_seconds) for step in timed]
+    seconds = sum(step.seconds + step.overhead_seconds for step in timed)
+    count = plural(len(of_phase), "step")
+    note = f"speed over {len(free)} of {count}, excluding profiled steps" if free else f"speed over {count}"
+    if not free:
+        note += ", slowed by profiling" if len(of_phase) == 1 else ", all slowed by profiling"
     return StepTimes(
         steps=len(timed),
         tokens=tokens,
@@ -254,30 +205,11 @@ def step_times(steps: Iterable[StepFact], phase: PhaseName, rows: int) -> StepTi
         step_p99_ms=percentile(milliseconds, 99),
         overhead_p50_ms=percentile([1000 * step.overhead_seconds for step in timed], 50),
         profiled=not free if of_phase else None,
-        note=_speed_note(len(of_phase), len(free)),
+        timing_note=note if of_phase else "no step of this phase was run",
     )
 
 
-def _speed_note(steps: int, free: int) -> str:
-    """The steps that the speed figures cover."""
-    if not steps:
-        return "no step of this phase was run"
-    if free:
-        return f"speed over {free} of {plural(steps, 'step')}, excluding profiled steps"
-    return (
-        "speed over 1 step, slowed by profiling" if steps == 1 else f"speed over {steps} steps, all slowed by profiling"
-    )
-
-
-def node_time_note(times: NodeTimes) -> str:
-    """The runs that the node times cover."""
-    if not times.observed_runs:
-        return "no node times: no run of this phase was profiled"
-    of = " of an earlier generation" if times.earlier else ""
-    if times.timed_runs < times.observed_runs:
-        runs = "one profiled run" if times.timed_runs == 1 else f"{times.timed_runs} profiled runs"
-        return f"node times are medians over {runs}{of}, excluding the warm-up run"
-    return f"node times are from one profiled run{of}, which includes warm-up"
+# Speculative decoding
 
 
 def speculation_figures(fact: SpeculationFact | None, steps: Sequence[StepFact]) -> Speculation | None:

@@ -11,7 +11,7 @@ from partita.diagnosis.session_index import SessionIndex
 from partita.observations.facts import RunFacts
 from partita.partition_reports.cost import NodeTimes
 
-TIMING_NOTE = "no times: this was a dry run without a device"
+NOTE = "no times: this was a dry run without a device"
 BY_VALUES = frozenset(
     {
         *("BeamSearch", "BlackmanWindow", "Compress", "ConstantOfShape", "GreedySearch", "HammingWindow", "HannWindow"),
@@ -30,19 +30,13 @@ BY_FURTHER_INPUTS = frozenset(
     }
 )
 """Operators whose output sizes depend on the values of inputs other than the first."""
-
-
 RESIDENT = ("rss_before_load_bytes", "rss_after_load_bytes", "peak_rss_bytes", "anonymous_growth_bytes")
 
 
 def without_times(facts: RunFacts) -> RunFacts:
     """The run without steps, loading times and resident memory, which belong to the machine of the dry run."""
-    return replace(
-        facts,
-        steps=(),
-        first_token_seconds=None,
-        memory=facts.memory.model_copy(update=dict.fromkeys(RESIDENT)),
-    )
+    memory = facts.memory.model_copy(update=dict.fromkeys(RESIDENT))
+    return replace(facts, steps=(), first_token_seconds=None, memory=memory)
 
 
 def without_sizes(index: SessionIndex) -> SessionIndex:
@@ -60,28 +54,24 @@ def without_sizes(index: SessionIndex) -> SessionIndex:
 def without_values(index: SessionIndex, times: NodeTimes) -> NodeTimes:
     """Sizes of the nodes of one phase that do not depend on values; no times."""
     tensors = _tensors_of_unknown_size(index)
-    unknown = frozenset(name for name in index.order if tensors and _is_unknown(index, name, tensors))
-    return replace(
-        times,
-        host_us={},
-        output_bytes={name: size for name, size in times.output_bytes.items() if name not in unknown},
-    )
+    sizes = {name: size for name, size in times.output_bytes.items() if not tensors or _is_known(index, name, tensors)}
+    return replace(times, host_us={}, output_bytes=sizes, note=NOTE)
 
 
-def _is_unknown(index: SessionIndex, name: str, unknown: frozenset[str]) -> bool:
-    """Whether the size of the node's output may depend on values.
+def _is_known(index: SessionIndex, name: str, unknown: frozenset[str]) -> bool:
+    """Whether the size of the node's output does not depend on values.
 
     For a node outside the file, the nodes that it replaces decide; for a copy, its tensor. If both are unknown, the
     size is unknown.
     """
     origins = [index.file_nodes[each] for each in (name, *index.replaces(name)) if each in index.file_nodes]
     if origins:
-        return any(tensor in unknown for node in origins for tensor in node.outputs)
+        return not any(tensor in unknown for node in origins for tensor in node.outputs)
     copied = index.memcpy.get(name)
     if copied is None or copied.tensor in unknown:
-        return True
+        return False
     # ONNX Runtime adds tensors that no node of the file writes or reads.
-    return not any(copied.tensor in (*node.outputs, *node.inputs) for node in index.facts.graph)
+    return any(copied.tensor in (*node.outputs, *node.inputs) for node in index.facts.graph)
 
 
 def _tensors_of_unknown_size(index: SessionIndex) -> frozenset[str]:

@@ -9,15 +9,12 @@ preferred of their providers.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from partita.diagnosis import naming
 from partita.diagnosis.graphs import MEMCPY_OPS
-from partita.diagnosis.records import Fallback
 from partita.diagnosis.session_index import SessionIndex
-from partita.observations.facts import GraphNode
 from partita.observations.names import UNKNOWN
 from partita.partition_reports.records import (
     FileNode,
@@ -52,18 +49,16 @@ def provider_of(node: Node) -> str:
     return node.provider or UNKNOWN
 
 
-def is_about(entry: Fallback, node: NodePlacement) -> bool:
-    """Whether a fallback is about a plan node; a node in a control-flow subgraph may have the same name, on another
-    provider.
-    """
-    return (entry.node, entry.provider) == (node.name, provider_of(node))
+def is_copy(name: str, op_type: str | None) -> bool:
+    """Whether ONNX Runtime inserted an executed node as a copy; without a profile by its name."""
+    if op_type is None:
+        return name == "Memcpy" or name.startswith("Memcpy_token_")
+    return op_type in MEMCPY_OPS
 
 
 def is_memcpy(node: NodePlacement) -> bool:
-    """Whether ONNX Runtime inserted the node as a copy; without a profile by its name."""
-    if node.op_type is None:
-        return node.name == "Memcpy" or node.name.startswith("Memcpy_token_")
-    return node.op_type in MEMCPY_OPS
+    """Whether ONNX Runtime inserted the node as a copy."""
+    return is_copy(node.name, node.op_type)
 
 
 def op_type_of(node: Node) -> str:
@@ -118,38 +113,38 @@ def share_of(part: float | None, whole: float | None) -> float | None:
 
 
 def with_groups(phase: Phase) -> Phase:
-    """The phase with its groups."""
-    return phase.model_copy(
-        update={
-            "providers": _by_provider(phase),
-            "by_op_type": _slowest_first(_group(phase, op_type_of)),
-            "by_layer": tuple(
-                sorted(_group(phase, layer_key(phase), SEVERAL_LAYERS), key=lambda entry: layer_order(entry.name))
-            ),
-            "by_module": _slowest_first(_group(phase, module_name, SEVERAL_MODULES)),
-        }
-    )
+    """The phase with its groups: layers in order, otherwise the slowest first."""
+
+    def slowness(entry: GroupShare) -> tuple[float, int, str]:
+        return -(entry.host_us_per_run or 0.0), -entry.nodes, entry.name
+
+    layers = _group(phase, layer_key(phase), SEVERAL_LAYERS)
+    groups = {
+        "providers": _by_provider(phase),
+        "by_op_type": tuple(sorted(_group(phase, op_type_of), key=slowness)),
+        "by_layer": tuple(sorted(layers, key=lambda entry: layer_order(entry.name))),
+        "by_module": tuple(sorted(_group(phase, module_name, SEVERAL_MODULES), key=slowness)),
+    }
+    return phase.model_copy(update=groups)
 
 
 def _by_provider(phase: Phase) -> tuple[ProviderShare, ...]:
     """Share of each provider, sorted by number of file nodes."""
-    counts, whole = file_counts(phase), total_us(phase.nodes)
+    rows, ran, whole = grouped(placed(phase), provider_of), grouped(phase.nodes, provider_of), total_us(phase.nodes)
     shares = []
-    for provider in dict.fromkeys((*counts, *map(provider_of, phase.nodes))):
-        ran = [node for node in phase.nodes if provider_of(node) == provider]
-        rows = [row for row in placed(phase) if provider_of(row) == provider]
-        time = total_us(ran)
-        shares.append(
-            ProviderShare(
-                provider=provider,
-                nodes=counts[provider],
-                added_nodes=sum(node.added for node in ran),
-                executed_nodes=len(ran),
-                op_types=dict(Counter(map(op_type_of, rows)).most_common()),
-                host_us_per_run=time,
-                time_share=share_of(time, whole),
-            )
+    for provider in dict.fromkeys((*rows, *ran)):
+        nodes, members = ran.get(provider, []), rows.get(provider, [])
+        time = total_us(nodes)
+        share = ProviderShare(
+            provider=provider,
+            nodes=len(members),
+            added_nodes=sum(node.added for node in nodes),
+            executed_nodes=len(nodes),
+            op_types=dict(Counter(map(op_type_of, members)).most_common()),
+            host_us_per_run=time,
+            time_share=share_of(time, whole),
         )
+        shares.append(share)
     return tuple(sorted(shares, key=lambda entry: (-entry.nodes, -entry.executed_nodes)))
 
 
@@ -170,28 +165,24 @@ def _group(phase: Phase, key: Key, several: str = "") -> list[GroupShare]:
     for name in dict.fromkeys((*rows, *ran)):
         members, time = rows.get(name, []), total_us(ran.get(name, ()))
         counts = Counter(provider_of(row) for row in members if isinstance(row, FileNode))
-        shares.append(
-            GroupShare(
-                name=name,
-                nodes=counts.total(),
-                added_nodes=len(members) - counts.total(),
-                nodes_by_provider=dict(counts.most_common()),
-                host_us_per_run=time,
-                time_share=share_of(time, whole),
-            )
+        share = GroupShare(
+            name=name,
+            nodes=counts.total(),
+            added_nodes=len(members) - counts.total(),
+            nodes_by_provider=dict(counts.most_common()),
+            host_us_per_run=time,
+            time_share=share_of(time, whole),
         )
+        shares.append(share)
     return shares
-
-
-def _slowest_first(shares: Iterable[GroupShare]) -> tuple[GroupShare, ...]:
-    """The slowest group first."""
-    return tuple(sorted(shares, key=lambda entry: (-(entry.host_us_per_run or 0.0), -entry.nodes, entry.name)))
 
 
 def find_file_nodes(
     index: SessionIndex, nodes: Sequence[NodePlacement], parts: Sequence[SubgraphNode], chain: Sequence[str]
 ) -> tuple[FileNode, ...]:
     """The nodes of one phase in the order of the file, then executed nodes of branches that ONNX Runtime inlined.
+
+    Without a file these are the executed nodes that ONNX Runtime did not add.
 
     Args:
         nodes: Executed nodes.
@@ -200,60 +191,33 @@ def find_file_nodes(
     """
     if not index.file_nodes:
         return without_file(nodes)
-    named = {**index.subgraph_nodes, **index.file_nodes}
-    assigned = {
-        name: index.assignments[name].provider for name in index.replacement_candidates if name in index.assignments
-    }
-    return join_rows(named, tuple(index.file_nodes), nodes, parts, chain, index.replacement_candidates, assigned)
-
-
-def join_rows(
-    named: Mapping[str, GraphNode],
-    file: Sequence[str],
-    nodes: Sequence[NodePlacement],
-    parts: Sequence[SubgraphNode] = (),
-    chain: Sequence[str] = (),
-    ambiguous: Mapping[str, Sequence[str]] = MappingProxyType({}),
-    assigned: Mapping[str, str] = MappingProxyType({}),
-) -> tuple[FileNode, ...]:
-    """As `find_file_nodes`.
-
-    Args:
-        named: File nodes, with those in control-flow subgraphs.
-        file: Nodes of the main graph, in order.
-        ambiguous: File node -> executed nodes that may have run it.
-        assigned: Ambiguous file node -> its provider in the assignment list.
-    """
+    ambiguous, by_name = index.replacement_candidates, {node.name: node for node in nodes}
     ran: dict[str, list[NodePlacement | SubgraphNode]] = {}
     executed: list[NodePlacement | SubgraphNode] = [*nodes, *parts]
     for node in executed:
-        for name in _file_nodes_of(node):
+        own = (node.name,) if isinstance(node, NodePlacement) and "model_file" in node.sources else ()
+        for name in (*own, *node.replaces):
             ran.setdefault(name, []).append(node)
-    by_name = {node.name: node for node in nodes}
     rows = []
-    for name in dict.fromkeys((*file, *ran)):
+    for name in dict.fromkeys((*index.file_nodes, *ran)):
         found = ran.get(name) or [by_name[each] for each in ambiguous.get(name, ()) if each in by_name]
-        own = named.get(name)
+        in_file = index.file_nodes.get(name) or index.subgraph_nodes.get(name)
         state: NodeState = "executed" if name in ran else "ambiguous" if name in ambiguous else "folded"
-        module = own.module if own is not None else naming.module_in(name)
-        rows.append(
-            FileNode(
-                name=name,
-                op_type=own.op_type if own is not None else None,
-                module=module,
-                layer=naming.layer_of(module),
-                provider=_least_preferred([node.provider for node in found], chain) or assigned.get(name),
-                ran_as=tuple(dict.fromkeys(node.name for node in found)),
-                state=state,
-            )
+        module = in_file.module if in_file is not None else naming.module_in(name)
+        provider = _least_preferred([node.provider for node in found], chain)
+        if provider is None and name in ambiguous and name in index.assignments:
+            provider = index.assignments[name].provider
+        row = FileNode(
+            name=name,
+            op_type=in_file.op_type if in_file is not None else None,
+            module=module,
+            layer=naming.layer_of(module),
+            provider=provider,
+            ran_as=tuple(dict.fromkeys(node.name for node in found)),
+            state=state,
         )
+        rows.append(row)
     return tuple(rows)
-
-
-def _file_nodes_of(node: NodePlacement | SubgraphNode) -> tuple[str, ...]:
-    """File nodes that an executed node runs: itself, the nodes that it replaces, or both."""
-    own = isinstance(node, NodePlacement) and "model_file" in node.sources
-    return (*((node.name,) if own else ()), *node.replaces)
 
 
 def _least_preferred(providers: Iterable[str | None], chain: Sequence[str]) -> str | None:

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 from partita.diagnosis.records import Fallback
 from partita.observations.names import UNKNOWN
 from partita.observations.native_text import cut
 from partita.observations.text_format import human_bytes, in_phases, listing, plural, short_provider
-from partita.partition_reports.cost import split_time, whole_percent
+from partita.partition_reports.cost import whole_percent
 from partita.partition_reports.groups import (
     added_nodes,
     file_counts,
     folded_nodes,
     grouped,
+    is_memcpy,
     provider_of,
     ran_by,
     report_rows,
     share_of,
+    total_us,
 )
 from partita.partition_reports.records import Cache, FileNode, NodePlacement, Phase, PhaseSummary, Report, Summary
 
@@ -85,11 +87,6 @@ def is_default_without_first(report: Report) -> bool:
     return (
         bool(report.chain) and report.chain[0].status != "active" and preferred_of(report) not in report.request.chain
     )
-
-
-def has_run(report: Report) -> bool:
-    """Whether the model was run: not in a dry run, and not if it was only opened."""
-    return is_timed(report) and any(phase.steps or phase.observed_runs for phase in report.phases)
 
 
 def preferred_of(report: Report) -> str:
@@ -207,25 +204,20 @@ def merge_phases(phases: tuple[Phase, ...]) -> list[list[Phase]]:
     return list(grouped(phases, placement).values())
 
 
-def placement_text(phases: Sequence[Phase], first: str | None = None, name: Callable[[str], str] = str) -> str:
+def placement_text(phases: Sequence[Phase], first: str | None = None) -> str:
     """File nodes per provider, and added nodes, of phases with equal placement.
 
-    `first`: the provider to begin with, even without nodes; None: the provider with the most nodes. `name`: formats a
-    provider name.
+    `first`: the provider to begin with, even without nodes; None: the provider with the most nodes.
     """
     counts = file_counts(phases[0])
     ranked = [*counts.most_common(1), *((entry.provider, 0) for entry in phases[0].providers)]
     head = ranked[0][0] if first is None else first
-    others = [f"{count:,} on {_named(each, name)}" for each, count in counts.most_common() if each != head]
-    placed = ", ".join([f"{counts[head]:,} of {plural(counts.total(), 'node')} on {_named(head, name)}", *others])
+    names = {each: "an unknown provider" if each == UNKNOWN else short_provider(each) for each in (head, *counts)}
+    others = [f"{count:,} on {names[each]}" for each, count in counts.most_common() if each != head]
+    placed = ", ".join([f"{counts[head]:,} of {plural(counts.total(), 'node')} on {names[head]}", *others])
     added = added_nodes(phases[0])
     more = f" (and {added:,} added by ONNX Runtime)" if added else ""
     return f"{placed}{more}{in_phases(phase.name for phase in phases)}"
-
-
-def _named(provider: str, name: Callable[[str], str]) -> str:
-    """The formatted provider, or `an unknown provider`."""
-    return "an unknown provider" if provider == UNKNOWN else name(provider)
 
 
 def cache_text(cache: Cache) -> str:
@@ -245,58 +237,43 @@ def cache_text(cache: Cache) -> str:
 
 def headline(report: Report) -> str:
     """The outcome in one sentence, with shares of time if known."""
-    name, preferred = state_name(report), short_provider(preferred_of(report))
-    ran = "ran" if has_run(report) else "would run"
+    name, preferred, phases = state_name(report), short_provider(preferred_of(report)), used_phases(report)
+    timed = is_timed(report)  # a dry run does not run the model
+    ran = "ran" if timed and any(phase.steps or phase.observed_runs for phase in report.phases) else "would run"
+    used = listing(dict.fromkeys(short_provider(each.provider) for phase in report.phases for each in phase.providers))
     if (failed := failure_of(report)) is not None:
-        placed = f"Placed on {_used(report)}; its" if used_phases(report) else "The"
-        return f"{placed} run failed: {cut(failed, LONGEST)}"
+        return f"{f'Placed on {used}; its' if phases else 'The'} run failed: {cut(failed, LONGEST)}"
     if name == "empty":
         return "ONNX Runtime folded the whole graph at load time; nothing executes"
     if name == "nothing":
         return "No executed nodes are known"
     if name == "refused":
-        some_ran = any(file_counts(phase)[preferred_of(report)] for phase in used_phases(report))
-        return (
-            f"{preferred} rejected part of the graph; {f'the rest {ran} on it' if some_ran else f'nothing {ran} on it'}"
-        )
+        some_ran = any(file_counts(phase)[preferred_of(report)] for phase in phases)
+        rest = f"the rest {ran} on it" if some_ran else f"nothing {ran} on it"
+        return f"{preferred} rejected part of the graph; {rest}"
     if name == "all":
         return f"All nodes {ran} on {preferred}"
     if name == "none" and is_default_without_first(report):
         why = report.chain[0].reason or "no reason known"
-        return f"{ran.capitalize()} on {_used(report)}; {preferred} is installed but could not start: {why}"
+        return f"{ran.capitalize()} on {used}; {preferred} is installed but could not start: {why}"
     if name == "none":
-        missing = next((entry for entry in report.chain if entry.status == "unavailable"), None)
-        reason = f": {missing.reason or 'unavailable'}" if missing is not None and missing is report.chain[0] else ""
+        first = report.chain[0] if report.chain else None
+        reason = f": {first.reason or 'unavailable'}" if first is not None and first.status == "unavailable" else ""
         return f"Nothing {ran} on {preferred}{reason}"
-    names, noun = _fallback_names(report)
-    fallbacks = plural(len(names), noun.replace("node", "fallback node", 1)) if names else "fallbacks in control flow"
-    if name == "nearly":
-        harmless = "harmless node" if is_timed(report) else "node"
-        copies = "" if is_timed(report) else "; they cause no copies"
-        return (
-            f"All but {plural(len(names), harmless)} {ran} on {preferred}{copies}"
-            if names
-            else f"On {preferred}; {fallbacks}"
-        )
-    return (
-        _render_time(report)
-        or f"Partly on {preferred}: {fallbacks}{_render_copying(report, 'causes' if len(names) == 1 else 'cause')}"
-    )
-
-
-def _fallback_names(report: Report) -> tuple[set[str], str]:
-    """File nodes that are not on the preferred provider; without any, nodes that ONNX Runtime added. With a noun."""
     rows = [node for phase in report.phases for node in fallback_nodes(report, phase)]
     own = {node.name for node in rows if isinstance(node, FileNode)}
-    return (own, "node") if own else ({node.name for node in rows}, "added node")
+    names, noun = own or {node.name for node in rows}, "node" if own else "added node"
+    fallbacks = plural(len(names), noun.replace("node", "fallback node")) if names else "fallbacks in control flow"
+    if name == "nearly" and not names:
+        return f"On {preferred}; {fallbacks}"
+    if name == "nearly":
+        copies = "" if timed else "; they cause no copies"
+        return f"All but {plural(len(names), 'harmless node' if timed else 'node')} {ran} on {preferred}{copies}"
+    copying = _copying_text(report, "causes" if len(names) == 1 else "cause")
+    return _time_text(report) or f"Partly on {preferred}: {fallbacks}{copying}"
 
 
-def _used(report: Report) -> str:
-    """Providers with nodes: `WebGpu and CPU`."""
-    return listing(dict.fromkeys(short_provider(each.provider) for phase in report.phases for each in phase.providers))
-
-
-def _render_copying(report: Report, cause: str) -> str:
+def _copying_text(report: Report, cause: str) -> str:
     """Copies that fallbacks cause in a run of the main phase; empty for none."""
     main = main_phase(report)
     entries = [entry for entry in report.fallbacks if main is not None and entry.phase == main.name]
@@ -306,71 +283,71 @@ def _render_copying(report: Report, cause: str) -> str:
     return f" {cause} {plural(len(copies), 'copy')} in every {'run' if main.name == 'run' else f'{main.name} run'}"
 
 
-def _render_time(report: Report) -> str:
-    """Share of the time in copies or fallback nodes; empty if unknown."""
-    phase = main_phase(report)
-    split = split_time(phase, preferred_of(report)) if phase is not None and is_timed(report) else None
-    if phase is None or split is None or not (split.fallback_nodes or split.copies):
+def _time_text(report: Report) -> str:
+    """Share of the node time in copies or fallback nodes; empty if unknown."""
+    phase, preferred = main_phase(report), preferred_of(report)
+    whole = total_us(phase.nodes) if phase is not None and is_timed(report) else None
+    if phase is None or not whole:
+        return ""
+    copied = {node.name for node in phase.nodes if is_memcpy(node)}
+    fallbacks = [node for node in phase.nodes if node.provider != preferred and node.name not in copied]
+    copies = (total_us(node for node in phase.nodes if node.name in copied) or 0.0) / whole
+    on_fallback = (total_us(fallbacks) or 0.0) / whole
+    count = sum(provider_of(row) != preferred and row.name not in copied for row in report_rows(phase))
+    if not count and not copies:
         return ""  # the fallbacks are in another phase or in control flow
     of_phase = "of the node time" if phase.name == "run" else f"of {phase.name}'s node time"
-    on = listing(short_provider(name) for name in split.fallback_providers)
-    if split.copies >= max(split.on_fallback, HEADLINE_SHARE):
-        return f"{whole_percent(split.copies)} {of_phase} is in copies, which wait for the device"
-    if split.on_fallback >= HEADLINE_SHARE:
-        return f"{whole_percent(split.on_fallback)} {of_phase} is in {plural(split.fallback_nodes, 'node')} on {on}"
-    share = whole_percent(split.copies + split.on_fallback)
-    nodes = f"{plural(split.fallback_nodes, 'node')} on {on}" if split.fallback_nodes else "copies"
-    both = " and copies" if split.fallback_nodes and split.copies else ""
-    take = "takes" if split.fallback_nodes == 1 and not both else "take"
-    return f"Partly on {short_provider(preferred_of(report))}: {nodes}{both} {take} {share} {of_phase}"
+    providers = dict.fromkeys(short_provider(provider_of(node)) for node in fallbacks)
+    nodes = f"{plural(count, 'node')} on {listing(providers)}"
+    if copies >= max(on_fallback, HEADLINE_SHARE):
+        return f"{whole_percent(copies)} {of_phase} is in copies, which wait for the device"
+    if on_fallback >= HEADLINE_SHARE:
+        return f"{whole_percent(on_fallback)} {of_phase} is in {nodes}"
+    parts = [*([nodes] if count else []), *(["copies"] if copies else [])]
+    take = "takes" if parts == [nodes] and count == 1 else "take"
+    share = whole_percent(copies + on_fallback)
+    return f"Partly on {short_provider(preferred)}: {listing(parts)} {take} {share} {of_phase}"
 
 
 def summarise(report: Report) -> Summary:
     """The summary of a report."""
+    preferred, rows = preferred_of(report), counted_rows(report)
+    entries, phases = grouped(fallbacks_of(report), lambda entry: entry.phase), []
+    for phase in report.phases:
+        counts, reasons = file_counts(phase), Counter[str]()
+        for entry in entries.get(phase.name, ()):
+            reasons[entry.reason] += len(rows[key_of(entry)])
+        summary = PhaseSummary(
+            phase=phase.name,
+            nodes=counts.total(),
+            nodes_by_provider=dict(counts.most_common()),
+            share=share_of(counts[preferred], counts.total()),
+            fallback_nodes=counts.total() - counts[preferred],
+            added_nodes=added_nodes(phase),
+            folded_nodes=folded_nodes(phase),
+            reasons=dict(reasons),
+            copies=len(phase.copies),
+            copy_bytes_per_run=phase.cost.copy_bytes_per_run if phase.cost is not None else None,
+            tokens_per_second=phase.tokens_per_second,
+            step_p50_ms=phase.step_p50_ms,
+        )
+        phases.append(summary)
+    failed = sum(not check.passed for check in report.checks)
+    verdict = {
+        f"dry run as {report.dry_run.device_name}" if report.dry_run else "": report.dry_run is not None,
+        headline(report): True,
+        f"{plural(failed, 'check')} FAILED": failed > 0,
+        f"{plural(len(report.exceeded_limits), 'limit')} EXCEEDED": bool(report.exceeded_limits),
+        "conflicting sources": bool(report.conflicts),
+        "interrupted": was_interrupted(report),
+    }
     return Summary(
-        preferred_provider=preferred_of(report) if report.chain else None,
+        preferred_provider=preferred if report.chain else None,
         state=state_name(report),
-        verdict=_verdict(report),
-        phases=tuple(_summarise_phase(report, phase) for phase in report.phases),
+        verdict="; ".join(text for text, applies in verdict.items() if applies),
+        phases=tuple(phases),
         cache_in_place=is_in_place(report.cache),
-        checks_failed=sum(not check.passed for check in report.checks),
+        checks_failed=failed,
         limits_exceeded=len(report.exceeded_limits),
         conflicts=len({entry.node for entry in report.conflicts}),
-    )
-
-
-def _verdict(report: Report) -> str:
-    """The headline, and what limits it: a dry run, failed checks, exceeded limits, conflicts, an interruption."""
-    failed = sum(not check.passed for check in report.checks)
-    return "; ".join(
-        [
-            *([f"dry run as {report.dry_run.device_name}"] if report.dry_run else []),
-            headline(report),
-            *([f"{plural(failed, 'check')} FAILED"] if failed else []),
-            *([f"{plural(len(report.exceeded_limits), 'limit')} EXCEEDED"] if report.exceeded_limits else []),
-            *(["conflicting sources"] if report.conflicts else []),
-            *(["interrupted"] if was_interrupted(report) else []),
-        ]
-    )
-
-
-def _summarise_phase(report: Report, phase: Phase) -> PhaseSummary:
-    counts, preferred = file_counts(phase), preferred_of(report)
-    rows, reasons = counted_rows(report), Counter[str]()
-    for entry in fallbacks_of(report):
-        if entry.phase == phase.name:
-            reasons[entry.reason] += len(rows[key_of(entry)])
-    return PhaseSummary(
-        phase=phase.name,
-        nodes=counts.total(),
-        nodes_by_provider=dict(counts.most_common()),
-        share=share_of(counts[preferred], counts.total()),
-        fallback_nodes=counts.total() - counts[preferred],
-        added_nodes=added_nodes(phase),
-        folded_nodes=folded_nodes(phase),
-        reasons=dict(reasons),
-        copies=len(phase.copies),
-        copy_bytes_per_run=phase.cost.copy_bytes_per_run if phase.cost is not None else None,
-        tokens_per_second=phase.tokens_per_second,
-        step_p50_ms=phase.step_p50_ms,
     )

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from partita.diagnosis import naming, sources
 from partita.diagnosis.evidence import name_in, names_a_node
 from partita.diagnosis.graphs import COMPILED, MEMCPY_OPS, OptimisedGraph, edges
 from partita.diagnosis.session_index import SessionIndex
-from partita.diagnosis.sources import HOST_DEVICE, ProvidersBySource
+from partita.diagnosis.sources import HOST_DEVICE
 from partita.observations.facts import AssignedNode, PortFact, SessionFacts
 from partita.observations.names import CPU
 from partita.observations.records import PhaseName, Source
 from partita.partition_reports.cost import NodeTimes
-from partita.partition_reports.groups import is_memcpy, provider_of
+from partita.partition_reports.groups import is_copy, provider_of
 from partita.partition_reports.records import (
     Copy,
     CopyDirection,
@@ -30,98 +29,74 @@ from partita.partition_reports.records import (
     Subgraphs,
 )
 
-
-def place_nodes(index: SessionIndex, times: NodeTimes) -> tuple[NodePlacement, ...]:
-    """One record per node, in execution order."""
-    return tuple(_place_node(index, times, position, name) for position, name in enumerate(index.order))
-
-
-def _place_node(index: SessionIndex, times: NodeTimes, position: int, name: str) -> NodePlacement:
-    """Merge the facts of all sources about one node."""
-    module = index.module(name)
-    return NodePlacement(
-        position=position,
-        name=name,
-        op_type=index.op_type(name),
-        provider=index.provider(name),
-        module=module,
-        layer=naming.layer_of(module),
-        host_us_per_run=times.host_us.get(name),
-        output_bytes=times.output_bytes.get(name),
-        replaces=index.replaces(name),
-        added=index.is_added(name),
-        sources=_sources_of(index, name),
-    )
+TO_HOST = "MemcpyToHost"
+MEMCPY: Mapping[str, CopyDirection] = {"MemcpyFromHost": "host_to_device", TO_HOST: "device_to_host"}
+DIRECTIONS: Mapping[tuple[bool, bool], CopyDirection] = {
+    (True, False): "host_to_device",
+    (False, True): "device_to_host",
+    (True, True): "host_to_host",
+    (False, False): "device_to_device",
+}
+"""Whether origin and target are in host memory -> direction."""
+Cause = tuple[tuple[str, ...], str]
+"""The plan nodes that require a copy, or why they are unknown."""
 
 
-def in_layers(
-    index: SessionIndex, nodes: tuple[NodePlacement, ...], copies: Sequence[Copy]
-) -> tuple[NodePlacement, ...]:
-    """The nodes, with a layer for nodes without a module: for a Memcpy node that of the node that requires it, for a
-    compiled node that of its first part.
-    """
-    layers = {node.name: node.layer for node in nodes}
-    works_for = {copy.name: copy.caused_by for copy in copies if copy.kind == "memcpy_node"}
+def place_nodes(index: SessionIndex, times: NodeTimes, causes: Mapping[str, Cause]) -> tuple[NodePlacement, ...]:
+    """One record per node, in execution order, with the facts of all sources. `causes`: of the Memcpy nodes."""
+    nodes = []
+    for position, name in enumerate(index.order):
+        op_type, replaces = index.op_type(name), index.replaces(name)
+        works_for = (*causes.get(name, ((), ""))[0], *(replaces[:1] if op_type == COMPILED else ()))
+        layers = (naming.layer_of(index.module(each)) for each in (name, *works_for))
+        known: list[Source] = ["plan_file"] if index.order_source == "plan_file" else []
+        known += ["model_file"] if name in index.file_nodes else []
+        known += ["optimised_model"] if index.optimised is not None and name in index.optimised.nodes else []
+        node = NodePlacement(
+            position=position,
+            name=name,
+            op_type=op_type,
+            provider=index.provider(name),
+            module=index.module(name),
+            layer=next((layer for layer in layers if layer is not None), None),
+            host_us_per_run=times.host_us.get(name),
+            output_bytes=times.output_bytes.get(name),
+            replaces=replaces,
+            added=index.is_added(name),
+            sources=(*known, *index.providers_by_source[name]),
+        )
+        nodes.append(node)
+    return tuple(nodes)
 
-    def layer(node: NodePlacement) -> int | None:
-        if node.op_type == COMPILED and node.replaces:
-            return naming.layer_of(index.module(node.replaces[0]))
-        return next((layers[name] for name in works_for.get(node.name, ()) if layers.get(name) is not None), None)
 
-    return tuple(node if node.layer is not None else node.model_copy(update={"layer": layer(node)}) for node in nodes)
-
-
-def _sources_of(index: SessionIndex, name: str) -> tuple[Source, ...]:
-    """Sources that contain a node of this name."""
-    known: list[Source] = ["plan_file"] if index.order_source == "plan_file" else []
-    if name in index.file_nodes:
-        known.append("model_file")
-    if index.optimised is not None and name in index.optimised.nodes:
-        known.append("optimised_model")
-    return (*known, *(source for source in index.providers_by_source[name]))
-
-
-def find_conflicts(index: SessionIndex, phase: PhaseName) -> tuple[SourceConflict, ...]:
+def find_conflicts(index: SessionIndex, phase: PhaseName) -> Iterator[SourceConflict]:
     """Nodes with conflicting sources.
 
     Either sources name different providers, or none; or a node is in one of two graphs only; or an experiment
     contradicts its log line.
     """
-    found = (*_conflicting_providers(index), *_conflicting_graphs(index), *_conflicting_probes(index))
-    return tuple(SourceConflict(phase=phase, node=node, detail=text, sources=sources) for node, text, sources in found)
 
+    def conflict(node: str, detail: str, *between: Source) -> SourceConflict:
+        return SourceConflict(phase=phase, node=node, detail=detail, sources=between)
 
-Conflict = tuple[str, str, tuple[Source, ...]]
-"""Node, detail and sources."""
-
-
-def _conflicting_providers(index: SessionIndex) -> Iterator[Conflict]:
-    """Nodes on different providers, or on none."""
     for name in index.order:
-        by_source = index.providers_by_source[name]
-        providers = frozenset().union(*by_source.values()) if by_source else frozenset()
-        if len(providers) != 1:
-            detail = _describe(by_source) if by_source else "no source names a provider for this node"
-            yield name, detail, tuple(by_source) or (index.order_source,)
-
-
-def _conflicting_graphs(index: SessionIndex) -> Iterator[Conflict]:
-    """Nodes in the plan only, or in the optimised graph only."""
+        known = index.providers_by_source[name]
+        if len(frozenset[str]().union(*known.values())) != 1:
+            detail = "; ".join(f"{source}: {' and '.join(sorted(providers))}" for source, providers in known.items())
+            detail = detail or "no source names a provider for this node"
+            yield conflict(name, detail, *(known or (index.order_source,)))
     if index.order_source == "plan_file" and index.optimised is not None:
-        for names, others, detail in (
-            (index.order, index.optimised.nodes, "in the plan but not in the optimised graph"),
-            (index.optimised.nodes, index.present, "in the optimised graph but not in the plan"),
-        ):
-            yield from ((name, detail, ("plan_file", "optimised_model")) for name in names if name not in others)
+        for name in (*index.order, *index.optimised.nodes):
+            if name not in index.optimised.nodes:
+                yield conflict(name, "in the plan but not in the optimised graph", "plan_file", "optimised_model")
+            elif name not in index.present:
+                yield conflict(name, "in the optimised graph but not in the plan", "plan_file", "optimised_model")
+    for name, provider, line in _contradicted_lines(index):
+        detail = f"native_log: {line.strip()}; probe: {provider} supports the unchanged node in isolation"
+        yield conflict(name, detail, "native_log", "probe")
 
 
-def _count_copies(index: SessionIndex) -> tuple[int, int]:
-    """Number of inserted copies in the log, and of Memcpy nodes in the order."""
-    logged = sum(sources.MEMCPY_ADDED.search(line) is not None for line in index.facts.log)
-    return logged, len(sources.inserted_copies(index.order, {name: index.op_type(name) for name in index.order}))
-
-
-def _conflicting_probes(index: SessionIndex) -> Iterator[Conflict]:
+def _contradicted_lines(index: SessionIndex) -> Iterator[tuple[str, str, str]]:
     """Nodes for which a provider logs that it has no kernel, and which it supports unchanged in an experiment."""
     for provider, known in index.facts.providers.items():
         patterns = [each for each in known.patterns if each.reason == "no_kernel_op" and names_a_node(each)]
@@ -129,47 +104,35 @@ def _conflicting_probes(index: SessionIndex) -> Iterator[Conflict]:
             first = next(iter(probe.variants), None)
             if first is None or first.outcome != "supported" or first.function_inlined or name in index.same_name_nodes:
                 continue
-            for line in index.log.get(name, ()):
-                if any(name_in(line, each, name) for each in patterns):
-                    text = f"native_log: {line.strip()}; probe: {provider} supports the unchanged node in isolation"
-                    yield name, text, ("native_log", "probe")
-                    break
+            found = (line for line in index.log.get(name, ()) if any(name_in(line, each, name) for each in patterns))
+            yield from ((name, provider, line) for line in itertools.islice(found, 1))
 
 
-def _describe(by_source: ProvidersBySource) -> str:
-    """Each source with its provider."""
-    return "; ".join(f"{source}: {' and '.join(sorted(providers))}" for source, providers in by_source.items())
+# Control-flow subgraphs
 
 
 def find_subgraphs(index: SessionIndex) -> Subgraphs | None:
     """Nodes and copies in control-flow subgraphs; None without control flow."""
-    listed = index.in_subgraphs()
+    listed, facts = index.in_subgraphs(), index.facts
     if listed is None:
         return None
-    inserted, in_plan = _count_copies(index)  # copies in the branches of an If may have equal lines
-    logged = any(line.startswith("[I:") for line in index.facts.log)
-    nodes = [_subgraph_node(index, node) for node in listed]
-    on_cpu = tuple(node for node in nodes if node.provider == CPU)
+    nodes = []
+    for node in listed:
+        same_name = node.name in index.same_name_nodes
+        module = index.module(node.name, in_subgraph=same_name) if node.name else None
+        replaces = index.replaces(node.name, in_subgraph=same_name) if node.name else ()
+        nodes.append(SubgraphNode.copy_of(node, module=module, replaces=replaces))
+    # Copies in the branches of an If may have equal lines.
+    inserted = sum(sources.MEMCPY_ADDED.search(line) is not None for line in facts.log)
+    in_plan = sum(is_copy(name, index.op_type(name)) for name in index.order)
+    logged = any(line.startswith("[I:") for line in facts.log)
     return Subgraphs(
         nodes=len(listed),
-        is_known=index.facts.assigned is not None or not index.has_subgraphs,
-        on_cpu=on_cpu,
+        is_known=facts.assigned is not None or not index.has_subgraphs,
+        on_cpu=tuple(node for node in nodes if node.provider == CPU),
         function_nodes=tuple(node for node in nodes if any(each in index.file_nodes for each in node.replaces)),
         copies=max(inserted - in_plan, 0) if logged else None,
-        may_have_more_copies=index.has_subgraphs and _reads_around(index.facts) and _spans_devices(index, listed),
-    )
-
-
-def _subgraph_node(index: SessionIndex, node: AssignedNode) -> SubgraphNode:
-    """A listed node with the file nodes that it is part of."""
-    same_name = node.name in index.same_name_nodes
-    replaces = index.replaces(node.name, in_subgraph=same_name) if node.name else ()
-    return SubgraphNode(
-        name=node.name,
-        op_type=node.op_type,
-        provider=node.provider,
-        module=index.module(node.name, in_subgraph=same_name) if node.name else None,
-        replaces=replaces,
+        may_have_more_copies=index.has_subgraphs and _reads_around(facts) and _spans_devices(index, listed),
     )
 
 
@@ -198,8 +161,14 @@ def _spans_devices(index: SessionIndex, listed: Iterable[AssignedNode]) -> bool:
     return len({CPU if provider in on_host else provider for provider in (*main, *inside)}) > 1
 
 
-TO_HOST = "MemcpyToHost"
-MEMCPY: Mapping[str, CopyDirection] = {"MemcpyFromHost": "host_to_device", TO_HOST: "device_to_host"}
+def subgraph_copies(phase: Phase) -> int | None:
+    """Copies in control-flow subgraphs in one run; None if there may be more than the sources show."""
+    if phase.subgraphs is None:
+        return 0
+    return None if phase.subgraphs.may_have_more_copies else phase.subgraphs.copies
+
+
+# Partitions and copies
 
 
 def find_partitions(nodes: Sequence[NodePlacement]) -> tuple[Partition, ...]:
@@ -212,33 +181,27 @@ def find_partitions(nodes: Sequence[NodePlacement]) -> tuple[Partition, ...]:
     return tuple(found)
 
 
-def port_bytes(port: PortFact, phase: PhaseName) -> int | None:
-    """Bytes of a graph input or output; in prefill known for states only, because others depend on the prompt."""
-    return port.bytes_per_decode_step if phase != "prefill" or port.role == "state" else None
-
-
-DIRECTIONS: Mapping[tuple[bool, bool], CopyDirection] = {
-    (True, False): "host_to_device",
-    (False, True): "device_to_host",
-    (True, True): "host_to_host",
-    (False, False): "device_to_device",
-}
-"""Whether origin and target are in host memory -> direction."""
-
-
-def subgraph_copies(phase: Phase) -> int | None:
-    """Copies in control-flow subgraphs in one run; None if there may be more than the sources show."""
-    if phase.subgraphs is None:
-        return 0
-    return None if phase.subgraphs.may_have_more_copies else phase.subgraphs.copies
-
-
-def find_copies(index: SessionIndex, phase: PhaseName, nodes: tuple[NodePlacement, ...]) -> tuple[Copy, ...]:
-    """Every copy between devices in one run of `phase`."""
-    memcpy = [node for node in nodes if is_memcpy(node)]
-    causes = find_causes(index, [node.name for node in memcpy])
-    inside = tuple(_memcpy_copy(index, node, causes[node.name]) for node in memcpy)
-    return (*inside, *(_port_copy(port, phase) for port in index.facts.ports if _is_copied(port)))
+def find_copies(
+    index: SessionIndex, phase: PhaseName, nodes: Sequence[NodePlacement], causes: Mapping[str, Cause]
+) -> tuple[Copy, ...]:
+    """Every copy between devices in one run of `phase`. `causes`: of the Memcpy nodes."""
+    found = []
+    for node in nodes:
+        if node.name in causes:
+            logged, (caused_by, missing_reason) = index.memcpy.get(node.name), causes[node.name]
+            copy = Copy(
+                kind="memcpy_node",
+                direction=MEMCPY.get(node.op_type or "", "unknown"),
+                name=node.name,
+                tensor=logged.tensor if logged else None,
+                bytes_per_run=node.output_bytes,
+                host_us_per_run=node.host_us_per_run,
+                caused_by=caused_by,
+                cause_missing_reason=missing_reason,
+                source="profile" if "profile" in node.sources else "plan_file",
+            )
+            found.append(copy)
+    return (*found, *(_port_copy(port, phase) for port in index.facts.ports if _is_copied(port)))
 
 
 def _is_copied(port: PortFact) -> bool:
@@ -252,31 +215,17 @@ def _is_copied(port: PortFact) -> bool:
     return port.direction == "input" or not (_is_host(port.required_memory) and _is_host(port.bound_memory))
 
 
-def _memcpy_copy(index: SessionIndex, node: NodePlacement, cause: Cause) -> Copy:
-    """The copy of a Memcpy node."""
-    logged = index.memcpy.get(node.name)
-    return Copy(
-        kind="memcpy_node",
-        direction=MEMCPY.get(node.op_type or "", "unknown"),
-        name=node.name,
-        tensor=logged.tensor if logged else None,
-        bytes_per_run=node.output_bytes,
-        host_us_per_run=node.host_us_per_run,
-        caused_by=cause.nodes,
-        cause_missing_reason=cause.unknown_reason,
-        source="profile" if "profile" in node.sources else "plan_file",
-    )
-
-
 def _port_copy(port: PortFact, phase: PhaseName) -> Copy:
     """The copy outside the graph for a buffer in other memory than the graph expects."""
     is_input = port.direction == "input"
     origin, target = (port.bound_memory, port.required_memory)[:: 1 if is_input else -1]
+    # In prefill the sizes of other buffers than states depend on the prompt.
+    is_known = phase != "prefill" or port.role == "state"
     return Copy(
         kind="session_input" if is_input else "session_output",
         direction=DIRECTIONS[_is_host(origin), _is_host(target)],
         name=port.name,
-        bytes_per_run=port_bytes(port, phase),
+        bytes_per_run=port.bytes_per_decode_step if is_known else None,
         host_us_per_run=None,
         source="memory_info",
     )
@@ -287,46 +236,37 @@ def _is_host(memory: str) -> bool:
     return memory.lower() == "cpu" or memory.lower().endswith(("pinned", "_cpu"))
 
 
-@dataclass(frozen=True, slots=True)
-class Cause:
-    """The nodes, or why they are unknown."""
-
-    nodes: tuple[str, ...]
-    unknown_reason: str = ""
-
-
-def find_causes(index: SessionIndex, names: Sequence[str]) -> dict[str, Cause]:
-    """Memcpy node -> plan nodes that require it."""
-    graph, file = index.optimised, edges(index.file_nodes) if names else ({}, {})
+def find_causes(index: SessionIndex) -> dict[str, Cause]:
+    """Memcpy node of the order -> its cause."""
+    names = [name for name in index.order if is_copy(name, index.op_type(name))]
     runs_as = {each: name for name, file_nodes in index.file_nodes_of.items() for each in file_nodes}
     runs_as |= {name: name for name in index.order}
-    if graph is None or not all(name in graph.nodes for name in names):
-        return {name: _cause_in_file(index, *file, runs_as, name) for name in names}
-    return {name: _without_transposes(index, _cause_in_graph(graph, name), runs_as) for name in names}
+    graph = index.optimised
+    if graph is not None and all(name in graph.nodes for name in names):
+        return {name: _cause_in_graph(index, graph, runs_as, name) for name in names}
+    makers, readers = edges(index.file_nodes) if names else ({}, {})
+    return {name: _cause_in_file(index, makers, readers, runs_as, name) for name in names}
 
 
-def _without_transposes(index: SessionIndex, cause: Cause, runs_as: Mapping[str, str]) -> Cause:
-    """The cause, with layout transposes of ONNX Runtime replaced by the node that they were added for."""
-    added = index.rewritten_with
-    own = (name for name in cause.nodes if name not in added)
-    found = (runs_as[each] for name in cause.nodes for each in added.get(name, ()) if each in runs_as)
-    return Cause(tuple(dict.fromkeys((*own, *found))), cause.unknown_reason)
+def _cause_in_graph(index: SessionIndex, graph: OptimisedGraph, runs_as: Mapping[str, str], name: str) -> Cause:
+    """The cause by the edges of the optimised graph, which contains the Memcpy node.
 
-
-def _cause_in_graph(graph: OptimisedGraph, name: str) -> Cause:
-    """The cause by the edges of the optimised graph, which contains the Memcpy node."""
+    A layout transpose of ONNX Runtime stands for the node that it was added for.
+    """
     node = graph.nodes[name]
-    tensors = node.outputs if node.op_type == TO_HOST else node.inputs
-    if not tensors:
-        return Cause((), "the optimised graph does not name its tensor")
-    tensor = tensors[0]
-    if node.op_type != TO_HOST and tensor in graph.producers:
-        return Cause((graph.producers[tensor],))
-    readers = tuple(each for each in graph.readers.get(tensor, ()) if graph.nodes[each].op_type not in MEMCPY_OPS)
-    if readers:
-        return Cause(readers)
-    kind = "a session output" if node.op_type == TO_HOST else "a graph input or a constant"
-    return Cause((), f"no node reads {graph.original(tensor)} in host memory; it is {kind}")
+    to_host = node.op_type == TO_HOST
+    tensor = next(iter(node.outputs if to_host else node.inputs), None)
+    if tensor is None:
+        return (), "the optimised graph does not name its tensor"
+    readers = [each for each in graph.readers.get(tensor, ()) if graph.nodes[each].op_type not in MEMCPY_OPS]
+    found = [graph.producers[tensor]] if not to_host and tensor in graph.producers else readers
+    if not found:
+        kind = "a session output" if to_host else "a graph input or a constant"
+        return (), f"no node reads {graph.original(tensor)} in host memory; it is {kind}"
+    added = index.rewritten_with
+    own = [each for each in found if each not in added]
+    own += [runs_as[each] for added_node in found for each in added.get(added_node, ()) if each in runs_as]
+    return tuple(dict.fromkeys(own)), ""
 
 
 def _cause_in_file(
@@ -342,13 +282,11 @@ def _cause_in_file(
     """
     line = index.memcpy.get(name)
     if line is None:
-        return Cause((), "no source names its tensor")
+        return (), "no source names its tensor"
     maker = runs_as.get(makers.get(line.tensor, ""))
     if line.op_type != TO_HOST and maker is not None:
-        return Cause((maker,))
+        return (maker,), ""
     found = dict.fromkeys(runs_as[each] for each in readers.get(line.tensor, ()) if each in runs_as)
-    own = index.provider(name)
-    others = tuple(each for each in found if index.provider(each) != own)
-    if others:
-        return Cause(others)
-    return Cause((), f"no node of the ONNX file on another provider reads or produces {line.tensor}")
+    others = tuple(each for each in found if index.provider(each) != index.provider(name))
+    missing = f"no node of the ONNX file on another provider reads or produces {line.tensor}"
+    return others, "" if others else missing

@@ -204,7 +204,31 @@ class PhaseBound(Record):
     sentence: str
 
 
-class Phase(Record):
+class StepTimes(Record):
+    """Speed of one phase. A step is the session run and the host work around it.
+
+    Percentiles are interpolated linearly.
+    """
+
+    steps: int
+    """Number of steps in the speed figures, described by `timing_note`."""
+    tokens: int
+    """New tokens in all rows of the timed steps, without padding and finished rows."""
+    seconds: float | None
+    """Wall time of the timed steps."""
+    tokens_per_second: float | None
+    step_p50_ms: float | None
+    step_p95_ms: float | None
+    step_p99_ms: float | None
+    overhead_p50_ms: float | None
+    """Median time per step outside the session run."""
+    profiled: bool | None = None
+    """Whether the timed steps were profiled, which slows them down; null without timed steps."""
+    timing_note: str
+    """The steps that the figures cover."""
+
+
+class Phase(StepTimes):
     """Placement, partitions, copies and time of prefill or decode."""
 
     name: PhaseName
@@ -221,27 +245,10 @@ class Phase(Record):
     copies: tuple[Copy, ...]
     cost: PhaseCost | None = None
     observed_runs: int
-    steps: int
-    """Number of steps in the speed figures, described by `timing_note`."""
-    tokens: int
-    """New tokens in all rows of the timed steps."""
-    seconds: float | None
-    """Wall time of the timed steps."""
-    tokens_per_second: float | None
-    step_p50_ms: float | None
-    """A step is the session run and the host work around it. Percentiles are interpolated linearly."""
-    step_p95_ms: float | None
-    step_p99_ms: float | None
-    overhead_p50_ms: float | None
-    """Median time per step outside the session run."""
-    profiled: bool | None = None
-    """Whether the timed steps were profiled, which slows them down; null without timed steps."""
     subgraphs: Subgraphs | None = None
     """null without control flow."""
     folded_nodes: int | None = None
     """Number of file nodes, if ONNX Runtime folded all of them at load time; else null."""
-    timing_note: str
-    """The steps that the figures cover."""
     bound: PhaseBound | None = None
     """null without times."""
 

@@ -13,7 +13,6 @@ from partita.diagnosis.reasons import REASONS, explain
 from partita.diagnosis.session_index import index_session
 from partita.observations.facts import Factor, NodeProbe, Outcome, ProbeRun, RejectedPart, Substitution
 from partita.observations.records import ChainEntry, Probing
-from partita.partition_reports.build import find_rejected
 from tests.diagnosis.test_reasons import GATHER, context
 from tests.partition_reports.samples import (
     CPU_CHAIN,
@@ -25,6 +24,7 @@ from tests.partition_reports.samples import (
     mixed_facts,
     mixed_session,
     report_of,
+    run_facts,
     with_session,
 )
 
@@ -294,7 +294,7 @@ def test_fallback_has_probe_outcomes_and_report_has_totals():
 def test_rejected_part_is_reported_and_explains_every_node():
     part = RejectedPart((DET,), "vkCreateDevice failed", True, 9)
     session = mixed_session(rejected=part)
-    (record,) = find_rejected([session, mixed_session()], GPU_CHAIN)
+    (record,) = report_of(run_facts(session, mixed_session()), GPU_CHAIN).rejected_parts
     assert (record.nodes, record.provider, record.evidence, record.minimal, record.attempts) == (
         (DET,),
         GPU,
@@ -302,7 +302,6 @@ def test_rejected_part_is_reported_and_explains_every_node():
         True,
         9,
     )
-    assert find_rejected([session], ()) == ()
     entry = NO_GPU_CHAIN[0].model_copy(update={"reason": "subgraph_rejected", "evidence": "vkCreateDevice failed"})
     found = {entry.node: entry for entry in find_fallbacks(index_session(session), "decode", (entry, *CPU_CHAIN))}
     assert {entry.reason for entry in found.values() if entry.node in (DET, GATHER)} == {"subgraph_rejected"}

@@ -145,7 +145,7 @@ def evaluated() -> Evaluation:
 
 def bench() -> Bench:
     """What `partita bench` measured, with the present verdict."""
-    found = Bench.model_validate(raw("bench"))
+    found = Bench.model_validate(raw("bench"), extra="ignore")
     return found.model_copy(update={"verdict": sentences(found.contenders, found.baseline)})
 
 

@@ -7,29 +7,15 @@ from typing import Any
 from partita.diagnosis.records import Fallback, FallbackCost, VariantRecord
 from partita.partition_reports.cost import phase_cost
 from partita.partition_reports.groups import with_groups, without_file
-from partita.partition_reports.records import Copy, NodePlacement, Partition, Phase, RejectedPart, Report
+from partita.partition_reports.placement import find_partitions
+from partita.partition_reports.records import Copy, NodePlacement, Phase, RejectedPart, Report
 from tests.partition_reports.samples import CPU, GPU, GPU_CHAIN, mixed_facts, recorded_facts, report_of
 
 HOSTILE = "</script></style><script>window.hacked=1</script>\"'><img src=x onerror=window.hacked=2>{{7*7}}&amp;"
 CONTROL = "a\u202eb\u2066c\x00d\x1b[31me\u200ff\ud800g\nh"
 LAYER_OPERATORS = (
-    "Pow",
-    "ReduceMean",
-    "Add",
-    "Sqrt",
-    "Mul",
-    "MatMul",
-    "Reshape",
-    "Transpose",
-    "MemcpyToHost",
-    "Attention",
-    "MemcpyFromHost",
-    "MatMul",
-    "Add",
-    "Sigmoid",
-    "Mul",
-    "MatMul",
-    "Add",
+    *("Pow", "ReduceMean", "Add", "Sqrt", "Mul", "MatMul", "Reshape", "Transpose", "MemcpyToHost", "Attention"),
+    *("MemcpyFromHost", "MatMul", "Add", "Sigmoid", "Mul", "MatMul", "Add"),
 )
 TRIALS = (
     VariantRecord(factor="as_is", change="", outcome="rejected", message="no kernel", cached=False),
@@ -96,23 +82,14 @@ def phase_with(phase: Phase, nodes: tuple[NodePlacement, ...]) -> Phase:
         for stray in strays
         for at in (stray.position - 1, stray.position + 1)
     )
-    runs: list[list[NodePlacement]] = []
-    for entry in nodes:
-        if runs and runs[-1][0].provider == entry.provider:
-            runs[-1].append(entry)
-        else:
-            runs.append([entry])
-    partitions = tuple(
-        Partition(index=index, provider=run[0].provider or "", first_position=run[0].position, nodes=len(run))
-        for index, run in enumerate(runs)
-    )
+    partitions = find_partitions(nodes)
     changed = phase.model_copy(
         update={
             "file_nodes": without_file(nodes),
             "nodes": nodes,
             "partitions": partitions,
             "copies": copies,
-            "cost": phase_cost(partitions, copies, 1, timed=True),
+            "cost": phase_cost(nodes, partitions, copies, 1),
         }
     )
     return with_groups(changed)

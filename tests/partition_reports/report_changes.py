@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 from partita.diagnosis.records import SkippedProvider
 from partita.observations.facts import AssignedNode, GraphNode
 from partita.observations.records import ChainEntry
-from partita.partition_reports.groups import join_rows
-from partita.partition_reports.records import NodePlacement, Phase, PhaseCost, Report
+from partita.partition_reports.groups import find_file_nodes
+from partita.partition_reports.records import FileNode, NodePlacement, Phase, PhaseCost, Report, SubgraphNode
 from tests.partition_reports.samples import CPU, GPU, GPU_CHAIN, MIXED_PLAN, event, mixed_facts, report_of
 
 HOSTILE = "[bold]a[/nope]\x1b[31m\x07\r\n\u202eevil\u2028\x9b2Jé漢/Mul"
@@ -62,16 +63,18 @@ def each_phase(report: Report, change: Callable[[Phase], dict[str, Any]]) -> Rep
 
     def changed(phase: Phase) -> Phase:
         made = phase.model_copy(update=change(phase))
-        known = {row.name: _file_node(row.name, row.op_type, row.module) for row in made.file_nodes}
-        known |= {node.name: _file_node(node.name, node.op_type, node.module) for node in made.nodes}
         parts = made.subgraphs.function_nodes if made.subgraphs is not None else ()
-        return made.model_copy(update={"file_nodes": join_rows(known, (), made.nodes, parts, chain)})
+        executed: list[NodePlacement | SubgraphNode] = [*made.nodes, *parts]
+        ran = {name for node in executed for name in node.replaces}
+        ran |= {node.name for node in made.nodes if "model_file" in node.sources}
+        rows: list[FileNode | NodePlacement] = [*made.file_nodes, *made.nodes]
+        known = {
+            row.name: GraphNode(row.name, row.op_type or "", "", (), (), row.module) for row in rows if row.name in ran
+        }
+        index: Any = SimpleNamespace(file_nodes=known, subgraph_nodes={}, replacement_candidates={}, assignments={})
+        return made.model_copy(update={"file_nodes": find_file_nodes(index, made.nodes, parts, chain)})
 
     return report.model_copy(update={"phases": tuple(map(changed, report.phases))})
-
-
-def _file_node(name: str, op_type: str | None, module: str | None) -> GraphNode:
-    return GraphNode(name, op_type or "", "", (), (), module)
 
 
 def with_cost(phase: Phase, **changes: Any) -> PhaseCost:

@@ -10,14 +10,23 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 from partita.partition_reports.groups import with_groups
 from partita.partition_reports.records import Report, SubgraphNode, Subgraphs
-from partita.partition_reports.request_records import DryRunFacts, ModelFacts, ModelInput
+from partita.partition_reports.request_records import ModelFacts, ModelInput
 from tests.partition_reports import pages, report_changes
-from tests.partition_reports.samples import MISSING_FIRST_CHAIN, NO_GPU_CHAIN, recorded_facts, report_of
+from tests.partition_reports.samples import (
+    GPU_CHAIN,
+    MISSING_FIRST_CHAIN,
+    NO_GPU_CHAIN,
+    PLAYED,
+    mixed_facts,
+    recorded_facts,
+    report_of,
+)
 
 RECORDED = Path(__file__).parent / "recorded"
 
@@ -31,20 +40,8 @@ def recorded(name: str) -> Report:
 
 
 def dry_report() -> Report:
-    """A dry run of the hand-made report: its times are those of the sample and not shown."""
-    played = DryRunFacts(
-        device="h100",
-        device_name="NVIDIA H100",
-        compute_capability="9.0",
-        memory_bytes=80 << 30,
-        multiprocessors=132,
-        provider_library="libonnxruntime_providers_cuda.so",
-        onnxruntime_version="1.31.1",
-        cuda_version="13.0",
-        stub_build="ab" * 32,
-        not_real=("time",),
-    )
-    return pages.mixed_report().model_copy(update={"dry_run": played})
+    """A dry run of the hand-made run."""
+    return report_of(replace(mixed_facts(), finish_reason=None), GPU_CHAIN, device=PLAYED)
 
 
 def empty_report() -> Report:

@@ -28,9 +28,9 @@ from partita.observations.records import ChainEntry, Environment, Memory, Packag
 from partita.partition_reports.build import build_report
 from partita.partition_reports.records import Phase, Report
 from partita.partition_reports.render.show import load_view
-from partita.partition_reports.request_records import Request
-from partita.partition_reports.sections import overview
+from partita.partition_reports.request_records import DryRunFacts, Request
 from partita.partition_reports.sections.model import Line
+from partita.partition_reports.sections.report import opening
 
 CPU = "CPUExecutionProvider"
 GPU = "WebGpuExecutionProvider"
@@ -98,6 +98,21 @@ MEMORY = Memory(
 )
 
 
+PLAYED = DryRunFacts(
+    device="h100",
+    device_name="NVIDIA H100",
+    compute_capability="9.0",
+    memory_bytes=80 << 30,
+    multiprocessors=132,
+    provider_library="libonnxruntime_providers_cuda.so",
+    onnxruntime_version="1.31.1",
+    cuda_version="13.0",
+    stub_build="0123456789abcdef",
+    not_real=("values", "times"),
+)
+"""The device of a dry run."""
+
+
 def report_of(facts: RunFacts, chain: tuple[ChainEntry, ...] = CPU_CHAIN, **changes: Any) -> Report:
     """The report of `facts`, with the sample environment, package and request unless changed."""
     asked = REQUEST if chain == CPU_CHAIN else REQUEST.model_copy(update={"chain": tuple(e.provider for e in chain)})
@@ -113,7 +128,7 @@ def shown(report: Report, view: str = "text") -> str:
 
 def top(report: Report) -> dict[str, str]:
     """Label -> text of the sentences at the top of every view."""
-    return {block.label: block.text for block in overview.opening(report) if isinstance(block, Line)}
+    return {block.label: block.text for block in opening(report) if isinstance(block, Line)}
 
 
 def phase_of(report: Report, name: str) -> Phase:

@@ -159,12 +159,3 @@ def test_random_facts_give_consistent_reports(chain):
         assert Report.model_validate(json.loads(report.model_dump_json(by_alias=True))) == report
         if seed < 15:
             assert shown(report)
-
-
-def test_node_named_after_executed_node_replaces_nothing():
-    names = ("a/Mul", "a/Mul/Inserted", "b/Add/Fusion")
-    graph = (exported("a/Mul", ("x",), ("y",)), exported("b/Add", ("y",), ("z",)))
-    events = tuple(event(0, order, name, "Mul", CPU) for order, name in enumerate(names))
-    session = session_facts(graph=graph, plan=(names,), events=events, runs=windows("decode"), phases=("decode",))
-    nodes = phase_of(report_of(run_facts(session)), "decode").nodes
-    assert [node.replaces for node in nodes] == [(), (), ("b/Add",)]

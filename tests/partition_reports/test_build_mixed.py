@@ -1,4 +1,4 @@
-"""A run on WebGPU and CPU: partitions, copies, fallbacks and conflicting sources."""
+"""Reports of a run on WebGPU and CPU and of a recorded run on the CPU: sizes, times, layers, conflicting sources."""
 
 from __future__ import annotations
 
@@ -11,43 +11,20 @@ from tests.partition_reports.samples import (
     GPU,
     GPU_CHAIN,
     MIXED_PLAN,
-    NO_KERNEL,
     failed,
     mixed_facts,
     mixed_session,
     phase_of,
+    recorded_facts,
     report_of,
     run_facts,
 )
 
-
-@pytest.fixture(scope="module")
-def report():
-    return report_of(mixed_facts(), GPU_CHAIN)
+NAMES = tuple(name for name, _, _ in MIXED_PLAN)
 
 
-def test_partitions_are_maximal_runs_in_execution_order(report):
-    parts = phase_of(report, "decode").partitions
-    spans = [(part.provider, part.first_position, part.nodes) for part in parts]
-    assert spans == [(GPU, 0, 2), (CPU, 2, 2), (GPU, 4, 4), (CPU, 8, 2), (GPU, 10, 3)]
-
-
-def test_fallback_reasons_match_their_evidence(report):
-    decode = {entry.node: entry for entry in report.fallbacks if entry.phase == "decode"}
-    assert {name: (entry.reason, entry.evidence_kind) for name, entry in decode.items()} == {
-        "model.rotary_emb/Gather": ("no_kernel_op", "logged"),
-        "model.rotary_emb/Concat": ("cpu_preferred", "logged"),
-        "model.layers.0.self_attn/Det": ("unexplained", "none"),
-        "Transpose_token_4": ("runtime_inserted", "derived"),
-    }
-    gather = decode["model.rotary_emb/Gather"]
-    assert gather.evidence == NO_KERNEL
-    assert (gather.source_line, gather.module) == ("modeling_llama.py:88", "model.rotary_emb")
-    assert len(report.fallbacks) == 8, "both phases"
-
-
-def test_memcpy_node_counts_in_layer_of_its_cause(report):
-    for phase in report.phases:
+def test_memcpy_node_counts_in_layer_of_its_cause():
+    for phase in report_of(mixed_facts(), GPU_CHAIN).phases:
         layers = {node.name: node.layer for node in phase.nodes}
         causes = {copy.name: copy.caused_by for copy in phase.copies}
         assert causes["Memcpy"] == ("model.layers.0.self_attn/Det",) and layers["Memcpy"] == 0
@@ -76,9 +53,6 @@ def test_profile_wins_on_conflicting_sources():
     assert node.provider == CPU
 
 
-NAMES = tuple(name for name, _, _ in MIXED_PLAN)
-
-
 @pytest.mark.parametrize(
     ("changes", "chain", "names"),
     [
@@ -94,11 +68,31 @@ def test_contradictory_facts_fail_their_check(changes, chain, names):
 
 
 def test_node_without_known_provider_is_a_conflict():
-    facts = mixed_facts(plan=((*(name for name, _, _ in MIXED_PLAN), "ghost"),))
-    report = report_of(facts, GPU_CHAIN)
+    report = report_of(mixed_facts(plan=((*NAMES, "ghost"),)), GPU_CHAIN)
     ghost = phase_of(report, "decode").nodes[-1]
     assert (ghost.name, ghost.provider, ghost.sources) == ("ghost", None, ("plan_file",))
     assert ("ghost", "no source names a provider for this node") in {(d.node, d.detail) for d in report.conflicts}
-    assert "decode: every node has a provider" in failed(report)
-    assert "model.onnx: every plan node was executed" in failed(report)
+    assert {"decode: every node has a provider", "model.onnx: every plan node was executed"} <= {*failed(report)}
     assert phase_of(report, "decode").partitions[-1].provider == "unknown"
+
+
+def test_recorded_run_has_sizes_times_and_layers_of_each_phase():
+    facts = recorded_facts()
+    report = report_of(facts)
+    assert (failed(report), len(report.checks), report.conflicts, report.fallbacks) == ([], 6, (), ())
+    prefill, decode = report.phases
+    assert [group.name for group in decode.by_layer] == [
+        *("before the layers", "layer 0", "layer 1", "between the layers", "after the layers")
+    ]
+    modules = {group.name for group in decode.by_module}
+    assert {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm", "norm", "lm_head"} <= modules
+    assert [node.layer for node in decode.nodes if node.op_type == "GroupQueryAttention"] == [0, 1]
+    # Prefill handles 5 tokens at once, decode one; hidden size 128 in float32.
+    assert decode.nodes[1].name == "model.embed_tokens/Gather"
+    assert [phase.nodes[1].output_bytes for phase in (prefill, decode)] == [5 * 128 * 4, 128 * 4]
+    second = {event.name: event.host_us for event in facts.sessions[0].events if event.run == 2}
+    assert {node.name: node.host_us_per_run for node in decode.nodes} == second, "the first run is a warm-up"
+    assert decode.observed_runs == 2 and "excluding the warm-up run" in decode.timing_note
+    said = {entry.source: entry for entry in report.sources}
+    assert (said["model_file"].covers, said["assignment"].covers) == ("125 nodes", "119 nodes")
+    assert {name for name, entry in said.items() if not entry.available} == {"optimised_model", "probe"}

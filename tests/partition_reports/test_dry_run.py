@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from partita.observations.facts import GraphNode, PortFact
-from partita.partition_reports.request_records import DryRunFacts, ModelFacts, ModelInput
 from tests.partition_reports.samples import (
     GPU,
     GPU_CHAIN,
+    PLAYED,
     REQUEST,
     event,
     mixed_facts,
@@ -23,27 +23,6 @@ from tests.partition_reports.samples import (
     windows,
 )
 
-PLAYED = DryRunFacts(
-    device="h100",
-    device_name="NVIDIA H100",
-    compute_capability="9.0",
-    memory_bytes=80 << 30,
-    multiprocessors=132,
-    provider_library="libonnxruntime_providers_cuda.so",
-    onnxruntime_version="1.31.1",
-    cuda_version="13.0",
-    stub_build="0123456789abcdef",
-    not_real=("values", "times"),
-)
-MODEL = ModelFacts(
-    file="m.onnx",
-    sha256="ab" * 32,
-    data_files=("m.data",),
-    ir_version=10,
-    opsets={"": 21},
-    nodes=3,
-    inputs=(ModelInput(name="x", dtype="float32", shape=(1, 3)),),
-)
 TIME = re.compile(r"_seconds$|^seconds$|_ms$|_us(_|$)|^time_share$|^tokens_per_second$|^timing$")
 
 
@@ -79,7 +58,7 @@ def sized(*graph, constants=(), fixed=(), **changes):
         **changes,
     )
     facts = replace(run_facts(session), steps=(), finish_reason=None)
-    report = report_of(facts, GPU_CHAIN, package=None, model=MODEL, device=PLAYED)
+    report = report_of(facts, GPU_CHAIN, device=PLAYED)
     return {entry.name: entry.output_bytes for entry in phase_of(report, "run").nodes}, report
 
 

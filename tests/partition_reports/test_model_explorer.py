@@ -1,10 +1,15 @@
-"""`report show --view model-explorer`: node data for Model Explorer."""
+"""`report show --view model-explorer`: node data for Model Explorer, and its page with them."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections import Counter
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -12,19 +17,30 @@ from partita import cli
 from partita.observations.text_format import short_provider
 from partita.partition_reports import storage
 from partita.partition_reports.outcome import preferred_of
+from partita.partition_reports.records import Report
 from partita.partition_reports.sections.report import FALLBACK, FOLDED, PREFERRED, UNKNOWN
 from partita.partition_reports.sections.report import node_data as to_text
+from tests.conftest import require
+from tests.partition_reports.chromium import chromium, find_chromium
 from tests.partition_reports.pages import cpu_report, deep_report, mixed_report, refused_report
 
-GRAPH_FIELDS = {
-    "name": str,
-    "results": dict,
-    "showExpandedSummaryOnGroupNode": bool,
-    "showLabelCountColumnsInChildrenStatsTable": bool,
-}
-"""The fields of GraphNodeData that are written, of node_data_builder.py in ai-edge-model-explorer 0.1.34. A file with
-`results` is data of one graph; other files are read as graph id -> data."""
-COLOUR = re.compile("#[0-9a-f]{6}")
+SERVER = Path(__file__).with_name("serve_model_explorer.py")
+BROWSER_OPTIONS = ("--enable-unsafe-swiftshader", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1")
+"""The page draws with WebGL, and would send statistics."""
+TABLE = """
+(async () => {
+  for (let round = 0; round < 3000; round++) {
+    const rows = [...document.querySelectorAll("table.results tr:has(td)")];
+    if (rows.length) return rows.map(row => {
+      const value = row.querySelector(".value-col");
+      return [row.querySelector(".node-label").innerText.trim(), value.innerText.trim(), value.style.backgroundColor];
+    });
+    await new Promise(resolve => setTimeout(resolve, 10));
+  }
+  throw new Error(document.body.innerText);
+})()
+"""
+"""The table of node data, with 50 rows: operator, label and background colour; the label is `-` where there is none."""
 
 
 @pytest.mark.parametrize("made", [mixed_report, cpu_report, deep_report])
@@ -32,38 +48,97 @@ def test_every_file_node_has_label_and_colour_by_placement(made):
     report = made()
     data = json.loads(to_text(report))
     phase = report.phases[-1]
-    assert {name: type(value) for name, value in data.items()} == GRAPH_FIELDS
     assert list(data["results"]) == [node.name for node in phase.file_nodes]
     for node in phase.file_nodes:
         result = data["results"][node.name]
-        assert set(result) == {"value", "bgColor"} and COLOUR.fullmatch(result["bgColor"]) and result["value"]
+        assert set(result) == {"value", "bgColor"} and re.fullmatch("#[0-9a-f]{6}", result["bgColor"])
+        name = {"folded": "folded", "ambiguous": "unknown"}.get(node.state, short_provider(node.provider or ""))
+        assert result["value"].partition(":")[0] == name
         blue = result["bgColor"] == PREFERRED
         assert blue == (node.state == "executed" and node.provider == preferred_of(report)), node
-    for provider, count in Counter(node.provider for node in phase.file_nodes if node.state == "executed").items():
-        labels = [result["value"].partition(":")[0] for result in data["results"].values()]
-        assert labels.count(short_provider(provider)) == count
-
-
-def test_fallback_folded_and_ambiguous_nodes_have_own_labels():
-    report = mixed_report()
-    *earlier, last = report.phases
-    fallback = next(each for each in report.fallbacks if each.phase == last.name)
-    first, second, *others = [node for node in last.file_nodes if node.name != fallback.node]
-    changed = (
-        first.model_copy(update={"state": "folded", "provider": None, "ran_as": ()}),
-        second.model_copy(update={"state": "ambiguous"}),
-        *others,
-        *(node for node in last.file_nodes if node.name == fallback.node),
-    )
-    phases = (*earlier, last.model_copy(update={"file_nodes": changed}))
-    results = json.loads(to_text(report.model_copy(update={"phases": phases})))["results"]
-    assert results[first.name] == {"value": "folded", "bgColor": FOLDED}
-    assert results[second.name] == {"value": "unknown", "bgColor": UNKNOWN}
-    shown = results[fallback.node]
-    assert shown == {"value": f"{short_provider(fallback.provider)}: {fallback.reason}", "bgColor": FALLBACK}
 
 
 def test_report_without_phases_is_an_error(tmp_path, capsys):
     storage.write(refused_report().model_copy(update={"phases": ()}), tmp_path / "run.json")
     assert cli.run(["report", "show", str(tmp_path / "run.json"), "--view", "model-explorer"]) == 1
     assert "has no placement of nodes" in capsys.readouterr().err
+
+
+def with_four_placements(report: Report) -> Report:
+    """The report as if nodes had been folded, were ambiguous, or ran on another provider."""
+    fallback = mixed_report().fallbacks[0]
+    *earlier, last = report.phases
+    folded, ambiguous, moved, *others = last.file_nodes
+    nodes = (
+        folded.model_copy(update={"state": "folded", "provider": None, "ran_as": ()}),
+        ambiguous.model_copy(update={"state": "ambiguous"}),
+        moved.model_copy(update={"provider": "WebGpuExecutionProvider"}),
+        *others,
+    )
+    fallbacks = (fallback.model_copy(update={"node": moved.name, "phase": last.name}),)
+    phases = (*earlier, last.model_copy(update={"file_nodes": nodes}))
+    return report.model_copy(update={"phases": phases, "fallbacks": fallbacks})
+
+
+def expected(report: Report) -> list[tuple[str, str]]:
+    """Label and colour of every file node."""
+    kinds = {"folded": ("folded", FOLDED), "ambiguous": ("unknown", UNKNOWN), "executed": ("CPU", PREFERRED)}
+    others = [kinds[node.state] for node in report.phases[-1].file_nodes[3:]]
+    fallback = (f"WebGpu: {report.fallbacks[0].reason}", FALLBACK)
+    return [("folded", FOLDED), ("unknown", UNKNOWN), fallback, *others]
+
+
+def test_fallback_folded_and_ambiguous_nodes_have_own_labels():
+    report = with_four_placements(cpu_report())
+    results = json.loads(to_text(report))["results"].values()
+    assert [(result["value"], result["bgColor"]) for result in results] == expected(report)
+
+
+@contextmanager
+def served(python: Path, model: Path, node_data: Path) -> Iterator[str]:
+    """The address of Model Explorer's page with both files."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    nowhere = {"https_proxy": "http://127.0.0.1:9", "no_proxy": "127.0.0.1"}  # it would look for newer versions
+    command = [str(python), "-u", str(SERVER), str(model), str(node_data), str(port)]
+    process = subprocess.Popen(
+        command, env={**os.environ, **nowhere}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert process.stdout is not None
+    lines: list[str] = []
+    try:
+        for line in process.stdout:
+            lines.append(line)
+            if line.startswith("http://"):
+                yield line.strip()
+                return
+        raise AssertionError("Model Explorer has ended:\n" + "".join(lines))
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_page_shows_label_and_colour_of_every_node(
+    package: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Its server, its ONNX adapter and its page read the node data."""
+    environment = request.config.rootpath / request.config.getoption("--venvs") / "model-explorer"
+    require("environment model-explorer (make env-model-explorer)", (environment / ".installed").is_file())
+    require("chromium", find_chromium() is not None)
+    run, changed, node_data = tmp_path / "run.json", tmp_path / "changed.json", tmp_path / "node_data.json"
+    assert cli.run(["place", str(package), "--provider", "cpu", "--report", str(run)]) == 0
+    report = with_four_placements(storage.read(run))
+    storage.write(report, changed)
+    assert cli.run(["report", "show", str(changed), "--view", "model-explorer", "--out", str(node_data)]) == 0
+    with (
+        served(environment / "bin" / "python", package / "model.onnx", node_data) as address,
+        chromium(tmp_path / "profile", *BROWSER_OPTIONS) as tab,
+    ):
+        tab.open(address, width=600, height=400)
+        shown = [(operator.rpartition("::")[2], *rest) for operator, *rest in tab.run(TABLE) if rest[0] != "-"]
+    operators = [node.op_type for node in report.phases[-1].file_nodes]
+    rows = [
+        (operator, label, f"rgb({', '.join(str(int(colour[at : at + 2], 16)) for at in (1, 3, 5))})")
+        for operator, (label, colour) in zip(operators, expected(report), strict=True)
+    ]
+    assert shown == rows

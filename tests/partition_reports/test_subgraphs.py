@@ -78,17 +78,14 @@ def report_on(facts: SessionFacts) -> Report:
     return report_of(run_facts(facts, steps=(), prompt_tokens=0, new_tokens=1), GPU_CHAIN)
 
 
-def test_copies_of_a_tensor_in_two_branches_count_twice():
-    assert bodies_of(branching(log=(COPY, COPY))).copies == 2
+def test_copies_in_branches_are_counted_or_may_be_unreported():
+    assert bodies_of(branching(log=(COPY, COPY))).copies == 2, "of a tensor in two branches"
     assert bodies_of(branching(log=())).copies is None, "a log that was not kept"
-    for log, count in (((COPY, COPY), "2"), ((), "unknown")):
-        assert f"Memcpy nodes {count}" in " ".join(shown(report_on(branching(log=log))).split())
-
-
-def test_subgraph_inputs_on_other_device_may_have_unreported_copies():
     found = bodies_of(branching())
     assert (found.copies, found.may_have_more_copies) == (1, True)
-    assert "may be copied as well (no source reports them)" in " ".join(shown(report_on(branching())).split())
+    for log, count in (((COPY, COPY), "2"), ((), "unknown")):
+        said = " ".join(shown(report_on(branching(log=log))).split())
+        assert f"Memcpy nodes {count}" in said and "may be copied as well (no source reports them)" in said
 
 
 @pytest.mark.parametrize(
@@ -97,16 +94,22 @@ def test_subgraph_inputs_on_other_device_may_have_unreported_copies():
         {"assigned": listed(*PLACED, *((name, op, GPU) for name, op, _ in INSIDE))},
         {"plan": (("mm", "_if_then_branch_Det"),)},
         {"subgraph_nodes": tuple(replace(each, inputs=("k",)) for each in INNER)},
+        {"assigned": None, "registered": (CPU,), "plan_devices": ("0",)},
     ],
-    ids=["one device", "a constant condition", "no tensor of the main graph"],
+    ids=["one device", "a constant condition", "no tensor of the main graph", "no other provider"],
 )
 def test_subgraph_without_cross_device_inputs_has_no_unreported_copies(changes):
     assert bodies_of(branching(**changes)).may_have_more_copies is False
 
 
-def test_subgraph_without_cpu_nodes_is_reported():
+def test_subgraph_nodes_on_the_cpu_are_counted_or_unknown():
     on_device = listed(*PLACED, *((name, op, GPU) for name, op, _ in INSIDE))
     assert "nodes on CPU 0" in " ".join(shown(report_on(branching(assigned=on_device))).split())
+    found = bodies_of(branching(assigned=None))
+    assert (found.nodes, found.is_known, found.may_have_more_copies) == (0, False, True)
+    assert bodies_of(branching()).is_known
+    said = " ".join(shown(report_on(branching(assigned=None))).split())
+    assert "This ONNX Runtime does not list their nodes." in said
 
 
 @pytest.mark.parametrize("branch_of", ["then/Det", "if/then/Det"])
@@ -145,16 +148,6 @@ def test_subgraph_node_with_main_graph_name_is_its_own_fallback():
     assert isinstance(told, Explanation)
     assert "the preferred provider" in headline(told) and "unexplained" not in headline(told)
     assert "another node named mm is in a control-flow subgraph of decode" in " ".join(told.notes)
-
-
-def test_subgraph_nodes_are_unknown_without_assignment_list():
-    found = bodies_of(branching(assigned=None))
-    assert (found.nodes, found.is_known, found.may_have_more_copies) == (0, False, True)
-    assert bodies_of(branching()).is_known
-    said = " ".join(shown(report_on(branching(assigned=None))).split())
-    assert "This ONNX Runtime does not list their nodes." in said
-    alone = branching(assigned=None, registered=(CPU,), plan_devices=("0",))
-    assert bodies_of(alone).may_have_more_copies is False, "there is no other provider"
 
 
 @pytest.mark.parametrize("op", ["BeamSearch", "GreedySearch", "Sampling", "WhisperBeamSearch"])

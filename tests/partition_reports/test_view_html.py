@@ -13,7 +13,7 @@ from partita.cli import run
 from partita.partition_reports import storage
 from partita.partition_reports.outcome import state_name
 from partita.partition_reports.records import Subgraphs
-from partita.partition_reports.sections.overview import model_name, sign_and_tone
+from partita.partition_reports.sections.report import model_name, sign_and_tone
 from tests.partition_reports import pages
 from tests.partition_reports.html_tree import Element, read, section, words
 from tests.partition_reports.report_changes import each_phase, with_cost
@@ -35,11 +35,6 @@ REPORTS = {
 @pytest.fixture(scope="module", params=REPORTS)
 def page(request: pytest.FixtureRequest) -> str:
     return shown(REPORTS[request.param](), "html")
-
-
-@pytest.fixture(scope="module")
-def mixed() -> Element:
-    return read(shown(pages.mixed_report(), "html"))
 
 
 @pytest.fixture(scope="module")
@@ -182,41 +177,19 @@ def test_page_of_32_layer_model_is_below_size_limit() -> None:
 # the verb
 
 
-@pytest.fixture
-def stored(tmp_path: Path) -> Path:
-    path = tmp_path / "run.json"
-    storage.write(pages.mixed_report(), path)
-    return path
-
-
-def test_page_is_written_next_to_the_report(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_page_is_written_next_to_the_report_or_to_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stored, target = tmp_path / "run.json", tmp_path / "page.html"
+    storage.write(pages.mixed_report(), stored)
+    page = shown(pages.mixed_report(), "html")
+    assert run(["report", "html", str(stored), "--out", str(target)]) == 0
+    assert target.read_text(encoding="utf-8") == page and not stored.with_suffix(".html").exists()
     assert run(["report", "html", str(stored)]) == 0
     captured = capsys.readouterr()
     assert captured.out == "" and str(stored.with_suffix(".html")) in captured.err.replace("\n", "")
-    assert stored.with_suffix(".html").read_text(encoding="utf-8") == shown(pages.mixed_report(), "html")
-
-
-def test_out_option_sets_page_path_or_stdout(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    target = stored.with_name("page.html")
-    assert run(["report", "html", str(stored), "--out", str(target)]) == 0
-    assert target.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
-    assert not stored.with_suffix(".html").exists()
-    capsys.readouterr()
-    assert run(["report", "html", str(stored), "--out", "-"]) == 0
-    assert capsys.readouterr().out == shown(pages.mixed_report(), "html")
-
-
-@pytest.mark.parametrize(
-    ("out", "code", "said"), [("run.json", 2, "which this command reads"), ("no/x.html", 1, "not exist")]
-)
-def test_invalid_output_path_fails_with_single_line_error(
-    stored: Path, capsys: pytest.CaptureFixture[str], out: str, code: int, said: str
-) -> None:
-    before = stored.read_bytes()
-    assert run(["report", "html", str(stored), "--out", str(stored.parent / out)]) == code
+    assert stored.with_suffix(".html").read_text(encoding="utf-8") == page
+    assert run(["report", "html", str(stored), "--out", str(tmp_path / "no" / "x.html")]) == 1
     error = capsys.readouterr().err
-    assert said in error and error.count("\n") == 1
-    assert stored.read_bytes() == before
+    assert "not exist" in error and error.count("\n") == 1
 
 
 @pytest.mark.parametrize(

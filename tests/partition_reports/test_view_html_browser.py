@@ -109,29 +109,3 @@ def test_page_is_readable_without_javascript(tab: Tab, files: dict[str, Path]) -
     assert hidden(tab, "#next-fallback") == ["#next-fallback"]
     tab.run("document.querySelector('#nodes details > summary').click()")
     assert hidden(tab, "#nodes table") == []
-
-
-SQUEEZED = """
-[...document.querySelectorAll("td, th, dd")].filter(cell => {
-  const words = cell.textContent.trim().split(/\\s+/).length;
-  if (words < 4 || !cell.checkVisibility() || cell.closest(".stacks thead")) return false;
-  const texts = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT), range = document.createRange();
-  const lines = new Set();
-  while (texts.nextNode()) {
-    range.selectNodeContents(texts.currentNode);
-    [...range.getClientRects()].forEach(box => lines.add(Math.round(box.bottom / 8)));
-  }
-  return lines.size >= words;
-}).map(cell => cell.textContent)
-"""
-"""Cells of four words or more with a line for each."""
-
-
-@pytest.mark.parametrize("name", ["mixed", "webgpu", "openvino", "dry"])
-def test_table_cells_are_not_squeezed_at_phone_width(tab: Tab, files: dict[str, Path], name: str) -> None:
-    tab.open(files[name], width=390, height=844)
-    tab.run("document.querySelectorAll('details').forEach(each => { each.open = true; })")
-    assert tab.run(SQUEEZED) == []
-    assert tab.run("document.documentElement.scrollWidth") <= 390
-    empty = "[...document.querySelectorAll('th')].filter(e => !e.textContent.trim() && !e.closest('.map')).length"
-    assert tab.run(empty) == 0

@@ -10,14 +10,12 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from partita.observations.records import InstalledWheel
 from partita.observations.text_format import clean, decimals, families, human_bytes, plural, tally
 from partita.partition_reports.render.show import REPORT_VIEWS
-from partita.partition_reports.sections.fallbacks import by_reason, top_actions
+from partita.partition_reports.sections.fallbacks import top_actions
 from tests.partition_reports.reports import many_inputs
 from tests.partition_reports.samples import (
     CPU,
-    ENVIRONMENT,
     GPU,
     GPU_CHAIN,
     MIXED_PLAN,
@@ -85,18 +83,6 @@ def test_hostile_names_are_escaped_on_the_terminal(encoding):
     assert "[bold]a[/nope]?[31m" in out
 
 
-def test_operator_table_of_large_model_is_truncated():
-    names = tuple(f"model.layers.{layer}.block{layer}/Op{layer}" for layer in range(40)) + ("head/MatMul",)
-    events = tuple(event(0, order, name, f"Op{order}", CPU) for order, name in enumerate(names))
-    report = report_of(
-        run_facts(session_facts(plan=(names,), events=events, runs=windows("decode"), phases=("decode",)))
-    )
-    out = rendered(report)
-    assert "and 29 more rows" in out
-    assert len([line for line in out.splitlines() if line.startswith("  Op")]) == 12
-    assert "copies of session inputs and outputs are unknown" in out
-
-
 def test_numbers_names_and_counts_are_formatted():
     sizes = {None: "-", 0: "0 B", 1023: "1023 B", 1024: "1 KiB", 3 << 29: "1.5 GiB", 5 << 50: "5,120 TiB"}
     assert {size: human_bytes(size) for size in sizes} == sizes
@@ -148,19 +134,12 @@ def test_commands_are_copyable_from_narrow_terminal():
         while whole.endswith("\\"):
             first += 1
             whole = whole[:-1] + lines[first]
-        assert shlex.split(whole) == list(next(top_actions(report, by_reason(report))).remedy.command)
+        assert shlex.split(whole) == list(next(top_actions(report)).remedy.command)
 
 
 def test_single_phase_report_omits_phase_name_run():
     for out in (rendered(many_inputs(), 200), shown(many_inputs(), "html")):
         assert not re.search(r"of run\b|in run\b|per run of", out)
-
-
-def test_runtime_version_is_shown_once():
-    environment = ENVIRONMENT.model_copy(
-        update={"onnxruntime_wheels": (InstalledWheel(name="onnxruntime-gpu", version="1.31.1"),)}
-    )
-    assert (environment.runtime, ENVIRONMENT.runtime) == ("onnxruntime-gpu 1.31.1", "onnxruntime 1.31.1")
 
 
 @pytest.mark.parametrize(

@@ -22,11 +22,10 @@ from pydantic import TypeAdapter
 from partita.check.gate import exceeded_limits
 from partita.check.requirements import Limits
 from partita.observations.facts import RunFacts
-from partita.observations.records import ChainEntry, Environment, PackageFacts
+from partita.observations.records import ChainEntry, PackageFacts
 from partita.partition_reports.build import build_report
 from partita.partition_reports.records import Report
 from partita.partition_reports.render.show import load_view
-from partita.partition_reports.request_records import DryRunFacts, ModelFacts, Request
 from tests.conftest import REPOSITORY
 from tests.docs.recordings import at_present
 
@@ -119,17 +118,16 @@ def report(name: str) -> Report:
     """The report of recorded facts."""
     found = json.loads(gzip.decompress((FACTS / f"{name}.json.gz").read_bytes()))
     facts = TypeAdapter(RunFacts).validate_python(found["facts"])
-    model, device = found["model"], found["played"]
     return build_report(
         replace(facts, sessions=tuple(map(at_present, facts.sessions))),
-        environment=Environment.model_validate(found["environment"]),
+        environment=found["environment"],
         package=found["package"] and PackageFacts.model_validate(found["package"]),
-        request=Request.model_validate(found["request"]),
-        model=model and ModelFacts.model_validate(model),
+        request=found["request"],
+        model=found["model"],
         chain=tuple(ChainEntry.model_validate(entry) for entry in found["chain"]),
         created="2026-11-29T00:00:00Z",
         partita_version="0.1.0",
-        device=device and DryRunFacts.model_validate(device),
+        device=found["played"],
         judge=lambda report: exceeded_limits(report, Limits()),
     )
 

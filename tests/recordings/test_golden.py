@@ -10,8 +10,8 @@ from rich.console import Console
 from partita.partition_reports.groups import added_nodes, placed
 from partita.partition_reports.outcome import preferred_of, used_phases
 from partita.partition_reports.render.show import REPORT_VIEWS
-from partita.partition_reports.sections.overview import model_name
 from partita.partition_reports.sections.placement import layer_map
+from partita.partition_reports.sections.report import model_name
 from tests.partition_reports.samples import top
 from tests.recordings.runs import GOLDEN, NAMES, golden, report
 from tests.views import print_text

@@ -64,48 +64,22 @@ def compare(models: Mapping[str, bytes], environment: str, provider: str, folder
 def _together(models: Mapping[str, bytes], environment: str, provider: str, folder: Path) -> list[Compared]:
     """Some models, each side in one process. Raises subprocess.SubprocessError where one of them does not end well."""
     dry = provider == "cuda"
-    paths = {name: folder / name.replace("/", "-") / "model.onnx" for name in models}
-    for name, path in paths.items():
+    chain, extra = ("cpu" if provider == "cpu" else f"{provider},cpu"), ["--dry-run"] if dry else []
+    opening, placing = [], []
+    for name, raw in models.items():
+        path = folder / name.replace("/", "-") / "model.onnx"
         path.parent.mkdir(parents=True)
-        path.write_bytes(models[name])
-    plain = _plainly(list(paths.values()), environment, provider, dry=dry)
-    ended = _placed(list(paths.values()), provider, dry=dry)
+        path.write_bytes(raw)
+        request = {"model": str(path), "library": "", "options": {}, "config": {}}
+        request |= {"provider": ORT_NAMES.get(provider, CPU), "wheel": WHEELS.get((environment, provider), "")}
+        opening.append(request)
+        words = ["place", str(path), "--provider", chain, "--json", *BRIEFLY, *_sizes(path), *extra]
+        placing.append({"folder": str(path.parent), "arguments": words, "variables": variables(), "path": []})
+    used = dry_environment(variables()) if dry else variables()
+    plain = _answers([sys.executable, str(RAW)], opening, used)
+    batch = [sys.executable, "-m", "tests.planted.batch", *([FORKED] if dry else [])]
+    ended = _answers(batch, placing, used)
     return [_compared(name, *both) for name, both in zip(models, zip(plain, ended, strict=True), strict=True)]
-
-
-def _plainly(paths: Sequence[Path], environment: str, provider: str, *, dry: bool) -> list[dict[str, Any]]:
-    """What plain ONNX Runtime says of each."""
-    requests = [
-        {
-            "model": str(path),
-            "provider": ORT_NAMES.get(provider, CPU),
-            "wheel": WHEELS.get((environment, provider), ""),
-            "library": "",
-            "options": {},
-            "config": {},
-        }
-        for path in paths
-    ]
-    return _answers([sys.executable, str(RAW)], requests, dry_environment(variables()) if dry else variables())
-
-
-def _placed(paths: Sequence[Path], provider: str, *, dry: bool) -> list[dict[str, Any]]:
-    """How `partita place` ended on each."""
-    extra = ["--dry-run"] if dry else []
-    chain = "cpu" if provider == "cpu" else f"{provider},cpu"
-    requests = [
-        {
-            "folder": str(path.parent),
-            "arguments": ["place", str(path), "--provider", chain, "--json", *BRIEFLY, *_sizes(path), *extra],
-            "variables": variables(),
-            "path": [],
-        }
-        for path in paths
-    ]
-    batch = [sys.executable, "-m", "tests.planted.batch"]
-    if dry:
-        return _answers([*batch, FORKED], requests, dry_environment(variables()))
-    return _answers(batch, requests, variables())
 
 
 def _sizes(path: Path) -> list[str]:

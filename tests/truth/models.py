@@ -11,7 +11,6 @@ import onnx.backend.test
 FOLDERS = ("simple", "pytorch-converted", "pytorch-operator")
 LARGEST_BYTES = 2 << 20
 """Longer models test ONNX's protobuf, and take their time."""
-STEP = 8
 
 
 def names() -> dict[str, bytes]:
@@ -45,9 +44,3 @@ def sample(models: dict[str, bytes], count: int) -> list[str]:
     listed = sorted(models)
     step = max(len(listed) // count, 1)
     return listed[::step][:count]
-
-
-def spread(models: dict[str, bytes]) -> list[str]:
-    """All of them, every so many first, so that a run which is cut short has seen something of everything."""
-    listed = sorted(models)
-    return [name for start in range(STEP) for name in listed[start::STEP]]

@@ -10,42 +10,21 @@ import base64
 import hashlib
 from importlib.resources import files
 
-from jinja2 import DictLoader, Environment, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 import partita
 from partita.observations.text_format import clean
 from partita.partition_reports.sections.model import Document, Table
 
-PARTS = files(__package__).joinpath("page")
-TEMPLATES = ("blocks", "document")
-POLICY = "default-src 'none'; style-src '{style}'; script-src '{script}'; base-uri 'none'; form-action 'none'"
+LONG = 28
+"""Minimum characters of a text that needs a wide column."""
 
 
 def write_document(document: Document) -> str:
     """A document as a page, with every section in full."""
-    return (
-        _environment()
-        .get_template("document")
-        .render(
-            document=document,
-            version=document.version or partita.__version__,
-            style=Markup(read_part("page.css")),
-            script=Markup(read_part("page.js")),
-            policy=policy(),
-        )
-    )
-
-
-def policy() -> str:
-    """The content security policy of every page."""
-    return POLICY.format(style=_digest(read_part("page.css")), script=_digest(read_part("page.js")))
-
-
-def _environment() -> Environment:
-    """A Jinja environment with escaping and strict names."""
-    made = Environment(
-        loader=DictLoader({name: read_part(f"{name}.html.jinja") for name in TEMPLATES}),
+    environment = Environment(
+        loader=PackageLoader(__package__ or "", "page"),
         autoescape=True,
         undefined=StrictUndefined,
         finalize=_harmless,
@@ -53,13 +32,22 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    made.globals.update(widths_of=widths_of, kind_of=_kind_of)
-    return made
+    environment.globals.update(widths_of=_widths_of, kind_of=lambda block: type(block).__name__.lower())
+    return environment.get_template("document.html.jinja").render(
+        document=document,
+        version=document.version or partita.__version__,
+        style=Markup(_read_part("page.css")),
+        script=Markup(_read_part("page.js")),
+        policy=policy(),
+    )
 
 
-def _kind_of(block: object) -> str:
-    """Kind of a block for templates: `table`, `line`, `command`, …"""
-    return type(block).__name__.lower()
+def policy() -> str:
+    """The content security policy of every page, with the hashes of its style and script."""
+    digests = [hashlib.sha256(_read_part(name).encode()).digest() for name in ("page.css", "page.js")]
+    style, script = (f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
+    allowed = f"style-src {style}; script-src {script}"
+    return f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
 
 
 def _harmless(value: object) -> object:
@@ -69,21 +57,12 @@ def _harmless(value: object) -> object:
     return clean(value)
 
 
-def read_part(name: str) -> str:
+def _read_part(name: str) -> str:
     """A file of the folder `page`."""
-    return PARTS.joinpath(name).read_text(encoding="utf-8")
+    return files(__package__).joinpath("page", name).read_text(encoding="utf-8")
 
 
-def _digest(text: str) -> str:
-    """Hash of an inline style or script for a content security policy."""
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-
-LONG = 28
-"""Minimum characters of a text that needs a wide column."""
-
-
-def widths_of(table: Table) -> list[str]:
+def _widths_of(table: Table) -> list[str]:
     """CSS class of each column: n for numbers, w for long texts, empty for short ones."""
     longest = [max((len(row.cells[at]) for row in table.rows), default=0) for at in range(len(table.columns))]
     return [

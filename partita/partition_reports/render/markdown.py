@@ -17,7 +17,6 @@ from partita.partition_reports.sections.model import (
     Group,
     Line,
     Plot,
-    Section,
     Table,
     is_empty,
     shown_blocks,
@@ -38,43 +37,32 @@ def write_document(document: Document, *, unfold: bool = False) -> str:
     parts = [f"### {document.sign} {safe(first)}" if document.sign else f"### {safe(first)}", ""]
     for sentence in others:
         parts += [safe(sentence), ""]
-    parts += write_blocks(document.opening, unfold=unfold)
+    parts += _write_blocks(document.opening, unfold)
     for section in document.sections:
-        if unfold or shown_blocks(section.blocks):
-            parts += write_section(section, unfold=unfold)
+        title = safe(f"{section.title}: {section.about}" if section.about else section.title)
+        if not unfold and not shown_blocks(section.blocks):
+            continue
+        if section.folded:
+            parts += [*_write_folded(title, section.blocks, unfold), ""]
+        else:
+            parts += [f"#### {title}", "", *_write_blocks(section.blocks, unfold)]
     return "\n".join(parts).rstrip() + "\n"
 
 
 def safe(text: str) -> str:
     """Escaped text without formatting, links and mentions."""
-    return REFERENCE.sub("&#8203;", _literal(text))
+    literal = SPECIAL.sub(lambda found: "".join(f"&#{ord(mark)};" for mark in found[0]), clean(text))
+    return REFERENCE.sub("&#8203;", literal)
 
 
-def _literal(text: str) -> str:
-    return SPECIAL.sub(lambda found: "".join(f"&#{ord(mark)};" for mark in found[0]), clean(text))
-
-
-def write_section(section: Section, *, unfold: bool = False) -> Iterator[str]:
-    """A section, open or collapsed."""
-    title = safe(f"{section.title}: {section.about}" if section.about else section.title)
-    if section.folded:
-        yield from _write_folded(title, section.blocks, unfold=unfold)
-        yield ""
-        return
-    yield f"#### {title}"
-    yield ""
-    yield from write_blocks(section.blocks, unfold=unfold)
-
-
-def _write_folded(title: str, blocks: Sequence[Block], *, unfold: bool) -> Iterator[str]:
+def _write_folded(title: str, blocks: Sequence[Block], unfold: bool) -> Iterator[str]:
     """Collapsed blocks. `title` is escaped."""
-    yield f"<details><summary>{title}</summary>"
-    yield ""
-    yield from write_blocks(blocks, unfold=unfold)
+    yield from (f"<details><summary>{title}</summary>", "")
+    yield from _write_blocks(blocks, unfold)
     yield "</details>"
 
 
-def write_blocks(blocks: Sequence[Block], *, unfold: bool = False) -> Iterator[str]:
+def _write_blocks(blocks: Sequence[Block], unfold: bool) -> Iterator[str]:
     """The blocks that a comment shows."""
     for block in filterfalse(is_empty, blocks) if unfold else shown_blocks(blocks):
         yield from write_block(block, unfold=unfold)
@@ -88,30 +76,17 @@ def write_block(block: Block, *, unfold: bool = False) -> Iterator[str]:
         label = f"**{safe(block.label)}**: " if block.label else ""
         yield f"{label}{safe(block.text)}"
     elif isinstance(block, Command):
-        yield "```sh"
-        yield clean(block.text).replace("```", "` ` `")
-        yield "```"
+        yield from ("```sh", clean(block.text).replace("```", "` ` `"), "```")
     elif isinstance(block, Table):
-        yield from _write_table(block)
+        shown, rest = shown_rows(block)
+        if not block.obvious and not block.headless:
+            yield from (safe(block.caption), "")
+        yield f"| {' | '.join(safe(column.title) for column in block.columns)} |"
+        yield f"| {' | '.join('---:' if column.number else ':---' for column in block.columns)} |"
+        yield from (f"| {' | '.join(map(safe, row.cells))} |" for row in shown)
+        yield from ("", safe(rest)) if rest else ()
     elif isinstance(block, Group) and block.folded:
-        yield from _write_folded(safe(block.title), block.blocks, unfold=unfold)
+        yield from _write_folded(safe(block.title), block.blocks, unfold)
     elif isinstance(block, Group):
-        if block.title:
-            yield f"**{safe(block.title)}**"
-            yield ""
-        yield from write_blocks(block.blocks, unfold=unfold)
-
-
-def _write_table(table: Table) -> Iterator[str]:
-    """The first rows and the number of the others."""
-    shown, rest = shown_rows(table)
-    if not table.obvious and not table.headless:
-        yield safe(table.caption)
-        yield ""
-    yield f"| {' | '.join(safe(column.title) for column in table.columns)} |"
-    yield f"| {' | '.join('---:' if column.number else ':---' for column in table.columns)} |"
-    for row in shown:
-        yield f"| {' | '.join(map(safe, row.cells))} |"
-    if rest:
-        yield ""
-        yield safe(rest)
+        yield from (f"**{safe(block.title)}**", "") if block.title else ()
+        yield from _write_blocks(block.blocks, unfold)

@@ -66,21 +66,19 @@ def terminal_view(name: str, render: Callable[[Any, Console], None]) -> View:
     return View(name, ".txt", to_text, print_to=render)
 
 
-def _views(where: str) -> Views:
-    found: Views = importlib.import_module(where).VIEWS
-    return found
-
-
 def view_names(where: str = REPORT_VIEWS) -> tuple[str, ...]:
     """Names of the views of a module."""
-    return tuple(sorted({*GENERAL, *_views(where).own}))
+    return tuple(sorted({*GENERAL, *importlib.import_module(where).VIEWS.own}))
 
 
 def load_view(name: str, where: str = REPORT_VIEWS) -> View:
     """The view of a name. Raises UsageError if there is none."""
-    views = _views(where)
+    views: Views = importlib.import_module(where).VIEWS
     if name in views.own:
         return views.own[name]
+    if name not in GENERAL:
+        raise UsageError(f"unknown view {name!r}; choose from: {', '.join(view_names(where))}")
+    # A view imports its libraries only when it is used.
     if name == "json":
         from partita.partition_reports.storage import to_json
 
@@ -93,9 +91,7 @@ def load_view(name: str, where: str = REPORT_VIEWS) -> View:
         from partita.partition_reports.render import html
 
         return View(name, ".html", lambda record: html.write_document(views.document(record)), file_kind="page")
-    if name in ("brief", "text"):
-        from partita.partition_reports.render.terminal import Page, show_brief, show_document
+    from partita.partition_reports.render.terminal import Page, show_brief, show_document
 
-        show = show_brief if name == "brief" else show_document
-        return terminal_view(name, lambda record, console: show(Page(console), views.document(record)))
-    raise UsageError(f"unknown view {name!r}; choose from: {', '.join(view_names(where))}")
+    show = show_brief if name == "brief" else show_document
+    return terminal_view(name, lambda record, console: show(Page(console), views.document(record)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -75,8 +75,9 @@ class Page:
         return clean(line, self.console.encoding)
 
     def lines(self, lines: Iterable[Text]) -> None:
-        """Print lines without wrapping."""
+        """Print lines without wrapping and trailing blanks."""
         for line in lines:
+            line.rstrip()
             self.console.print(line, soft_wrap=True)
 
     def put(self, line: str, style: Style = PLAIN) -> None:
@@ -95,11 +96,18 @@ class Page:
         """The lines of a paragraph."""
         text = Text.assemble((f"{self.sanitised(label)}: ", BOLD) if label else "", self.sanitised(line), style=style)
         lines = list(text.wrap(self.console, self.width - indent - hang, overflow="fold"))
-        return [_stripped(Text(" " * (indent + (hang if number else 0))) + part) for number, part in enumerate(lines)]
+        return [Text(" " * (indent + (hang if number else 0))) + part for number, part in enumerate(lines)]
 
     def command(self, words: Sequence[str], indent: int = INDENT) -> list[Text]:
         """A shell command in lines that can be copied, broken between words with a backslash."""
-        lines = _command_lines([quote(self.sanitised(word)) for word in words], self.width - indent)
+        first, *others = [quote(self.sanitised(word)) for word in words]
+        lines = [f"{PROMPT}{first}"]
+        for word in others:
+            if cell_len(f"{lines[-1]} {word}{GO_ON}") > self.width - indent:
+                lines[-1] += GO_ON
+                lines.append(" " * 2 * len(PROMPT) + word)
+            else:
+                lines[-1] += f" {word}"
         return [Text(" " * indent + line, style=COMMAND) for line in lines]
 
     def table(self, table: Table) -> None:
@@ -129,16 +137,14 @@ class Page:
             grid.show_edge, grid.pad_edge, grid.border_style = False, False, DIM
             grid.padding = (0, GAP if table.headless else GAP - 1, 0, 0)
             for n in part:
-                column = columns[n]
-                justify: Literal["left", "right"] = "right" if column.number else "left"
-                width = least[n] if is_wide and n == 0 else None
-                head = Text(heads[n], BOLD)
-                grid.add_column(head, justify=justify, width=width, no_wrap=column.number, overflow="fold")
+                is_number, width = columns[n].number, least[n] if is_wide and n == 0 else None
+                justify: Literal["left", "right"] = "right" if is_number else "left"
+                grid.add_column(Text(heads[n], BOLD), justify=justify, width=width, no_wrap=is_number, overflow="fold")
             for row in cells:
                 grid.add_row(*(Text(row[n]) for n in part))
             for line in self.console.render_lines(grid, self.console.options.update(width=room), pad=False):
                 parts = ((segment.text, segment.style or PLAIN) for segment in line)
-                self.lines([_stripped(Text.assemble(" " * INDENT, *parts))])
+                self.lines([Text.assemble(" " * INDENT, *parts)])
         if rest:
             self.line(rest, style=DIM)
 
@@ -156,24 +162,6 @@ def _parts(least: Sequence[int], room: int) -> list[list[int]]:
 def _total(widths: Sequence[int]) -> int:
     """Total width of columns."""
     return sum(widths) + GAP * (len(widths) - 1)
-
-
-def _command_lines(words: Sequence[str], room: int) -> Iterator[str]:
-    """Words of a command in lines of at most `room` cells; words are not broken."""
-    line = f"{PROMPT}{words[0]}"
-    for word in words[1:]:
-        if cell_len(f"{line} {word}{GO_ON}") > room:
-            yield f"{line}{GO_ON}"
-            line = " " * 2 * len(PROMPT) + word
-        else:
-            line = f"{line} {word}"
-    yield line
-
-
-def _stripped(text: Text) -> Text:
-    """The text without trailing blanks."""
-    text.rstrip()
-    return text
 
 
 def show_document(page: Page, document: Document) -> None:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from partita.diagnosis.reasons import REASONS, steps_of
 from partita.diagnosis.records import Fallback, FallbackCost, KernelPath, SkippedProvider, VariantRecord
 from partita.diagnosis.steps import Action, Situation, each, steps_for
 from partita.observations.codes import PROVIDER_CODES
 from partita.observations.facts import AS_IS
+from partita.observations.names import UNKNOWN
 from partita.observations.records import ChainEntry
 from partita.observations.text_format import (
-    NOT_KNOWN,
     decimals,
-    human_bytes,
     in_phases,
     listing,
     name_some,
@@ -26,22 +25,19 @@ from partita.observations.text_format import (
 from partita.partition_reports.cost import waiting_us
 from partita.partition_reports.groups import grouped, ran_by, share_of, total_us
 from partita.partition_reports.outcome import counted_rows, fallbacks_of, is_folded, key_of, preferred_of, used_phases
-from partita.partition_reports.records import Phase, Report
+from partita.partition_reports.records import Report
 from partita.partition_reports.sections.model import (
     Block,
     Column,
     Command,
     Group,
     Line,
-    Row,
     Section,
     Table,
     fields_of,
-    numbers,
     pairs,
     table,
     table_of,
-    value_text,
 )
 from partita.partition_reports.sections.phases import copied_bytes
 from partita.partition_reports.sections.placement import node_anchors
@@ -55,20 +51,19 @@ NAMED_WORDS = 3
 HELPED = frozenset({"supported", "placed"})
 OPERATOR_EVIDENCE = ("logged", "probed")
 """Kinds of evidence that apply to the operator of a node."""
+REJECTED = ("file", "provider", "nodes", "evidence", "minimal", "attempts")
+"""Shown fields of a rejected part."""
+NO_COST = "unknown: no phase measured these nodes"
 OF_FOLDER, OF_INPUTS = ("variant", "contract", "max-length"), ("shape", "input")
 """Options of a request other than provider options, by command-line name; those of `OF_INPUTS` are repeatable."""
-GroupKey = tuple[str, str]
-"""Reason and provider."""
 
 
 def section(report: Report) -> Section:
     """Unavailable providers, rejected parts, then fallback nodes by reason."""
     blocks: list[Block] = [_unavailable(report, entry) for entry in report.chain if entry.status != "active"]
-    if report.rejected_parts:
-        names = ("file", "provider", "nodes", "evidence", "minimal", "attempts")
-        title = "Rejected parts of the graph, found by bisection"
-        blocks.append(table_of(title, report.rejected_parts, *names, obvious=False))
-    blocks += [_reason_group(report, number, *entry) for number, entry in enumerate(by_reason(report))]
+    title = "Rejected parts of the graph, found by bisection"
+    blocks.append(table_of(title, report.rejected_parts, *REJECTED, obvious=False))
+    blocks += [_reason_group(report, number, entries) for number, entries in enumerate(by_reason(report))]
     if not report.fallbacks:
         blocks.append(Line(_none_text(report)))
     if any(isinstance(block, Group) for block in blocks):
@@ -89,7 +84,7 @@ def _none_text(report: Report) -> str:
 def _unavailable(report: Report, entry: ChainEntry) -> Group:
     """An unavailable provider of the chain."""
     lines = [Line(entry.evidence or "none", "evidence"), *([Line(entry.remedy, "remedy")] if entry.remedy else [])]
-    commands = _commands(steps_for(situation_of(report), steps_of(entry.reason), entry.provider))
+    commands = _commands(actions_for(report, entry.reason, entry.provider))
     return Group(f"{entry.provider} is unavailable: {entry.reason or 'no reason known'}", (*lines, *commands))
 
 
@@ -98,28 +93,21 @@ def _commands(actions: Iterable[Action]) -> list[Command]:
     return [Command(action.remedy.command, action.remedy.text) for action in actions]
 
 
-# Groups of fallbacks
+# Groups of fallbacks of one reason and provider each
 
 
-def by_reason(report: Report) -> list[tuple[GroupKey, list[Fallback]]]:
+def by_reason(report: Report) -> list[list[Fallback]]:
     """Fallbacks by reason and provider: the highest cost first, unexplained ones after others, harmless ones last."""
-    groups = grouped(fallbacks_of(report), lambda entry: (entry.reason, entry.provider))
-    return sorted(
-        groups.items(),
-        key=lambda item: (
-            all(entry.cost is not None and entry.cost.harmless is True for entry in item[1]),
-            item[0][0] == "unexplained",
-            *_weight(_costs(item[1])),
-            -len(item[1]),
-            item[0],
-        ),
-    )
+    return sorted(grouped(fallbacks_of(report), lambda entry: (entry.reason, entry.provider)).values(), key=_rank)
 
 
-def _weight(costs: Sequence[FallbackCost]) -> tuple[float, int]:
-    """Sort key of groups: time of copies and nodes, then copies, descending."""
+def _rank(entries: Sequence[Fallback]) -> tuple[bool, bool, float, int, int, str, str]:
+    """Sort key of groups, by time of copies and nodes, then copies."""
+    first, costs = entries[0], _costs(entries)
+    harmless = all(entry.cost is not None and entry.cost.harmless is True for entry in entries)
     time = sum((cost.copy_wait_us_per_run or 0.0) + (cost.host_us_per_run or 0.0) for cost in costs)
-    return -time, -len({name for cost in costs for name in cost.copies})
+    copies = len({name for cost in costs for name in cost.copies})
+    return harmless, first.reason == "unexplained", -time, -copies, -len(entries), first.reason, first.provider
 
 
 def _costs(entries: Sequence[Fallback]) -> list[FallbackCost]:
@@ -127,19 +115,19 @@ def _costs(entries: Sequence[Fallback]) -> list[FallbackCost]:
     return [entry.cost for entry in entries if entry.cost is not None and entry.phase == entries[-1].phase]
 
 
-def _reason_group(report: Report, number: int, group: GroupKey, entries: Sequence[Fallback]) -> Group:
+def _reason_group(report: Report, number: int, entries: Sequence[Fallback]) -> Group:
     """One reason with its nodes on one provider."""
-    (reason, provider), findings = group, grouped(entries, finding_key(report))
-    remedies, text = {entry.remedy for entry in entries}, reason_text(reason, entries)
-    operators = Counter(entry.op_type or "unknown" for entry in entries if entry.phase == entries[-1].phase)
-    blocks: list[Block] = [] if reason in REASONS and text == REASONS[reason].title else [Line(text, "reason")]
-    blocks.append(cost_line(report, entries) or Line("unknown: no phase measured these nodes", "cost"))
-    blocks.append(Line(tally(operators), "operators"))
+    first, findings = entries[0], grouped(entries, finding_key(report))
+    remedies, text = {entry.remedy for entry in entries}, reason_text(entries)
+    operators = Counter(entry.op_type or UNKNOWN for entry in entries if entry.phase == entries[-1].phase)
+    has_title = first.reason in REASONS and text == REASONS[first.reason].title
+    blocks: list[Block] = [] if has_title else [Line(text, "reason")]
+    blocks += [cost_line(report, entries) or Line(NO_COST, "cost"), Line(tally(operators), "operators")]
     shows_remedy = len(findings) > 1 and len(remedies) > 1
     blocks += [_finding(report, members, shows_remedy) for members in findings.values()]
-    blocks += [Line(entries[0].remedy, "remedy", "good")] if len(remedies) == 1 else []
-    blocks += _commands(for_reason(report, reason, entries))
-    title = f"{reason_title(reason)}: {_count_in_phases(report, entries)}, on {short_provider(provider)}"
+    blocks += [Line(first.remedy, "remedy", "good")] if len(remedies) == 1 else []
+    blocks += _commands(actions_for(report, first.reason, first.preferred_provider, entries))
+    title = f"{reason_title(first.reason)}: {_count_in_phases(report, entries)}, on {short_provider(first.provider)}"
     return Group(title, tuple(blocks), reason_anchor(number))
 
 
@@ -153,11 +141,11 @@ def reason_title(code: str) -> str:
     return f"{REASONS[code].title} ({code})" if code in REASONS else code
 
 
-def reason_text(code: str, entries: Sequence[Fallback]) -> str:
+def reason_text(entries: Sequence[Fallback]) -> str:
     """`CUDA has no int64 kernel for MatMul; float32 and float16 work`, or the title without suitable probes."""
-    reason = REASONS.get(code)
+    reason = REASONS.get(entries[0].reason)
     if reason is None:
-        return code
+        return entries[0].reason
     helped = [
         {each.after: each.before for each in entry.variants if each.outcome in HELPED and each.factor in reason.factors}
         for entry in entries
@@ -202,27 +190,27 @@ def _count_in_phases(report: Report, entries: Sequence[Fallback]) -> str:
 
 
 def cost_line(report: Report, entries: Sequence[Fallback]) -> Line | None:
-    """Cost of fallbacks in one run of their last phase; a copy with several causes counts once. None if unknown."""
+    """Copies, node time and harm of fallbacks in one run of their last phase; None if unknown.
+
+    A copy with several causes counts once.
+    """
     phase = next((phase for phase in report.phases if phase.name == entries[-1].phase), None)
     costs = _costs(entries)
-    return Line(_cost_text(costs, phase), f"cost{in_phases([phase.name])}") if costs and phase is not None else None
-
-
-def _cost_text(costs: Sequence[FallbackCost], phase: Phase) -> str:
-    """Copies, node time, and harm."""
+    if phase is None or not costs:
+        return None
     names = {name for cost in costs for name in cost.copies}
     caused = [copy for copy in phase.copies if copy.kind == "memcpy_node" and copy.name in names]
     parts = ["no copies"]
     if caused:
         wait = waiting_us(caused)
         part = share_of(wait, total_us(phase.nodes))
-        waited = f", {decimals(wait, 1e-3)} ms wait" if wait is not None else ""
-        waited += f", {percent(part)} of the node time" if part is not None else ""
-        parts = [f"{plural(len(caused), 'copy')} ({copied_bytes(caused)}{waited})"]
+        figures = [copied_bytes(caused), *([f"{decimals(wait, 1e-3)} ms wait"] if wait is not None else [])]
+        figures += [f"{percent(part)} of the node time"] if part is not None else []
+        parts = [f"{plural(len(caused), 'copy')} ({', '.join(figures)})"]
     shares = [cost.time_share for cost in costs if cost.time_share is not None]
     if shares:
         parts.append(f"{'the nodes themselves: ' if caused else ''}{percent(sum(shares))} of the node time")
-    return f"{', '.join(parts)}; {_harm_text(costs)}"
+    return Line(f"{', '.join(parts)}; {_harm_text(costs)}", f"cost{in_phases([phase.name])}")
 
 
 def _harm_text(costs: Sequence[FallbackCost]) -> str:
@@ -290,18 +278,20 @@ def _cost_table(report: Report, nodes: Sequence[Sequence[Fallback]]) -> Table:
     anchors, rows = node_anchors(report), []
     for entries in nodes:
         last, cost = entries[-1], entries[-1].cost
-        phases = listing(dict.fromkeys(entry.phase for entry in entries))
-        cells = (last.node, last.op_type or "unknown", phases, last.source_line or NOT_KNOWN)
-        if cost is None:
-            rows.append(Row((*cells, NOT_KNOWN, NOT_KNOWN, NOT_KNOWN, NOT_KNOWN, "no phase measured it")))
-            continue
-        size = human_bytes(cost.copy_bytes_per_run) if cost.copies else NOT_KNOWN
-        harmless = "unknown" if cost.harmless is None else value_text("harmless", cost.harmless)
-        figures = (decimals(cost.host_us_per_run, 1e-3), str(len(cost.copies)), size, harmless, cost.harmless_reason)
-        rows.append(Row((*cells, *figures), target=anchors.get((last.phase, last.node), "")))
-    heads = ("node", "operator", "phases", "source line", *numbers("host ms", "copies", "copied bytes"))
-    caption = f"Affected nodes; cost{in_phases([nodes[-1][-1].phase])}"
-    return table(caption, (*heads, "harmless", "why"), rows)
+        row: dict[str, object] = {
+            "node": last.node,
+            "operator": last.op_type or UNKNOWN,
+            "phases": listing(dict.fromkeys(entry.phase for entry in entries)),
+            "source_line": last.source_line,
+            "host_us": cost and cost.host_us_per_run,
+            "copies": cost and len(cost.copies),
+            "copied_bytes": cost and cost.copies and cost.copy_bytes_per_run,
+            "harmless": cost and (UNKNOWN if cost.harmless is None else cost.harmless),
+            "why": cost.harmless_reason if cost else "no phase measured it",
+            "target": anchors.get((last.phase, last.node), "") if cost else "",
+        }
+        rows.append(row)
+    return table_of(f"Affected nodes; cost{in_phases([nodes[-1][-1].phase])}", rows, obvious=False)
 
 
 def probe_table(title: str, variants: Sequence[VariantRecord]) -> Iterator[Block]:
@@ -351,24 +341,26 @@ def situation_of(report: Report) -> Situation:
     )
 
 
-def for_reason(report: Report, code: str, entries: Sequence[Fallback]) -> list[Action]:
-    """The actions for a reason that apply to this report."""
+def actions_for(report: Report, reason: str | None, provider: str, entries: Sequence[Fallback] = ()) -> list[Action]:
+    """The actions for a reason that apply to this report. `entries`: its nodes; none for an unavailable provider."""
     return steps_for(
         situation_of(report),
-        steps_of(code),
-        entries[0].preferred_provider,
+        steps_of(reason),
+        provider,
         unprobed=any(entry.missing_probes for entry in entries),
         trials=[entry.variants for entry in entries],
     )
 
 
-def top_actions(report: Report, groups: Sequence[tuple[GroupKey, Sequence[Fallback]]]) -> Iterator[Action]:
+def top_actions(report: Report) -> Iterator[Action]:
     """The actions for unavailable providers, and for the first reason with actions."""
     for entry in report.chain:
         if entry.status == "unavailable":
-            yield from steps_for(situation_of(report), steps_of(entry.reason), entry.provider)
-    found = (for_reason(report, reason, entries) for (reason, _), entries in groups)
-    yield from next(filter(None, found), [])
+            yield from actions_for(report, entry.reason, entry.provider)
+    for entries in by_reason(report):
+        if found := actions_for(report, entries[0].reason, entries[0].preferred_provider, entries):
+            yield from found
+            return
 
 
 # Kernel paths
@@ -394,26 +386,28 @@ def slow_groups(report: Report) -> list[list[KernelPath]]:
     """Nodes on slow paths by path, cause and provider; the longest time of the last phase first."""
     slow = (entry for entry in report.kernel_paths if entry.is_slow)
     groups = grouped(slow, lambda entry: (entry.path, entry.cause, entry.provider))
-    return [found for _, found in sorted(groups.items(), key=lambda item: (-_share(item[1]), -len(item[1]), item[0]))]
+    ranked = sorted(groups.items(), key=lambda item: (-(_last_share(item[1]) or 0.0), -len(item[1]), item[0]))
+    return [found for _, found in ranked]
 
 
-def _share(entries: Sequence[KernelPath]) -> float:
-    """Share of the node time of their last phase; 0 if no time is known."""
-    return sum(entry.time_share or 0.0 for entry in entries if entry.phase == entries[-1].phase)
+def _last_share(entries: Sequence[KernelPath]) -> float | None:
+    """Share of the node time of their last phase; None if no time is known."""
+    known = [entry.time_share for entry in entries if entry.phase == entries[-1].phase and entry.time_share is not None]
+    return sum(known) if known else None
 
 
 def slow_text(entries: Sequence[KernelPath]) -> str:
     """`6 Attention nodes: whole cache (43.2 % of the node time in decode)`."""
     last = [entry for entry in entries if entry.phase == entries[-1].phase]
-    operators = listing(dict.fromkeys(entry.op_type or "unknown" for entry in last))
+    operators = listing(dict.fromkeys(entry.op_type or UNKNOWN for entry in last))
     cost = _kernel_cost(entries)
     return f"{plural(len(last), f'{operators} node')}: {last[0].path}{f' ({cost})' if cost else ''}"
 
 
 def _kernel_cost(entries: Sequence[KernelPath]) -> str:
     """Their share of the node time; empty if unknown."""
-    known = any(entry.time_share is not None for entry in entries if entry.phase == entries[-1].phase)
-    return f"{percent(_share(entries))} of the node time{in_phases([entries[-1].phase])}" if known else ""
+    share = _last_share(entries)
+    return "" if share is None else f"{percent(share)} of the node time{in_phases([entries[-1].phase])}"
 
 
 def _kernel_group(entries: Sequence[KernelPath]) -> Group:
@@ -421,7 +415,7 @@ def _kernel_group(entries: Sequence[KernelPath]) -> Group:
     first, nodes = entries[0], dict.fromkeys(entry.node for entry in entries)
     lines = (
         Line(first.cause, "cause"),
-        Line(_kernel_cost(entries) or "unknown: no phase measured these nodes", "cost"),
+        Line(_kernel_cost(entries) or NO_COST, "cost"),
         Line(name_some(nodes, NAMED), "nodes"),
         Line(_first_of(entry.evidence for entry in entries), f"evidence ({first.evidence_kind})"),
         Line(first.remedy, "remedy", "good"),
@@ -431,18 +425,18 @@ def _kernel_group(entries: Sequence[KernelPath]) -> Group:
 
 
 def _kernel_table(paths: Sequence[KernelPath]) -> Table:
-    """Number of nodes of each operator and path, by phase."""
-    phases = list(dict.fromkeys(entry.phase for entry in paths))
-    counts: Mapping[tuple[str, ...], Counter[str]] = {
-        kind: Counter(entry.phase for entry in entries) for kind, entries in grouped(paths, _kind).items()
-    }
-    kinds = sorted(counts, key=lambda kind: (kind[3] != "yes", kind))
-    rows = [(*kind, *(str(counts[kind][phase]) for phase in phases)) for kind in kinds]
-    heads = ("operator", "path", "provider", "slow", "evidence", *numbers(*(f"{phase} nodes" for phase in phases)))
-    return table("Kernel paths", heads, rows, obvious=True)
+    """Number of nodes of each operator and path, by phase; slow paths first."""
+    phases = dict.fromkeys(entry.phase for entry in paths)
 
+    def slow(entry: KernelPath) -> str:
+        return "yes" if entry.is_slow else UNKNOWN if entry.evidence_kind == "none" else "no"
 
-def _kind(entry: KernelPath) -> tuple[str, ...]:
-    """Operator, path, provider, whether slow, kind of evidence."""
-    slow = "yes" if entry.is_slow else "unknown" if entry.evidence_kind == "none" else "no"
-    return entry.op_type or "unknown", entry.path, short_provider(entry.provider), slow, entry.evidence_kind
+    kinds = grouped(paths, lambda e: (e.op_type or UNKNOWN, e.path, e.provider, slow(e), e.evidence_kind))
+    rows = [
+        {
+            **dict(zip(("operator", "path", "provider", "slow", "evidence"), kind, strict=True)),
+            **{f"{phase}_nodes": sum(entry.phase == phase for entry in entries) for phase in phases},
+        }
+        for kind, entries in sorted(kinds.items(), key=lambda item: (item[0][3] != "yes", item[0]))
+    ]
+    return table_of("Kernel paths", rows)

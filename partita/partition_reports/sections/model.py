@@ -98,26 +98,15 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """Mark of one provider in a map."""
-
-    label: str
-    """Short name."""
-    css: str
-    """CSS class of the colour."""
-    letter: str
-    """Its number, for readers who do not see the colour."""
-
-
-@dataclass(frozen=True, slots=True)
 class MapNode:
-    """One node in a map."""
+    """One node in a map, or the mark of a provider in its legend."""
 
     css: str
+    """CSS classes: the colour of its provider, and its form."""
     sign: str
-    """Its text; empty for the small blocks of the provider with the most nodes."""
+    """Its text, for readers who do not see the colour; empty for small blocks of the provider with the most nodes."""
     title: str
-    target: str
+    target: str = ""
     """Id of the node's row in the list of nodes."""
 
 
@@ -129,8 +118,8 @@ class MapCell:
     summary: str
     fallbacks: str
     """Number of fallback nodes as text; empty for none."""
-    fallback_operators: str
-    """Fallback nodes by provider and operator, for screen readers."""
+    operators: str
+    """Operators of the fallback nodes by provider, for screen readers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +128,7 @@ class LayerMap:
 
     caption: str
     introduction: str
-    legend: tuple[Mark, ...]
+    legend: tuple[MapNode, ...]
     phases: tuple[str, ...]
     rows: tuple[tuple[str, tuple[MapCell, ...]], ...]
     """Title and cells of each layer."""
@@ -255,37 +244,44 @@ def fields_of(record: BaseModel, *exclude: str, prefix: str = "") -> list[tuple[
 
 
 def table_of(caption: str, records: Iterable[Any], *names: str, most: int = 0, obvious: bool = True) -> Table:
-    """A row for each record and a column for each of its attributes `names` that any record has a value for."""
-    values = [[getattr(record, name) for name in names] for record in records]
-    shown = [at for at in range(len(names)) if any(row[at] not in (None, "", ()) for row in values)]
-    heads = [Column(label_of(names[at]), number=any(_is_number(row[at]) for row in values)) for at in shown]
-    rows = [[value_text(names[at], row[at]) for at in shown] for row in values]
+    """A row for each record, and a column for each of its fields that any record has a value for.
+
+    `names`: the fields. A record may be a dict, of which all keys are fields except `anchor` and `target` of the row.
+    """
+    values = [each if isinstance(each, dict) else {name: getattr(each, name) for name in names} for each in records]
+    fields = names or dict.fromkeys(name for row in values for name in row if name not in ("anchor", "target"))
+    shown = [name for name in fields if not values or not all(_is_blank(row.get(name)) for row in values)]
+    heads = [Column(label_of(name), number=any(_is_number(row.get(name)) for row in values)) for name in shown]
+    rows = [
+        Row(tuple(value_text(name, row.get(name)) for name in shown), row.get("anchor", ""), row.get("target", ""))
+        for row in values
+    ]
     return table(caption, heads, rows, most=most, obvious=obvious)
 
 
 def label_of(name: str) -> str:
     """The name of a field as text, without the unit that its value has. Times are shown in ms."""
     short = name.removesuffix("_bytes").removesuffix("_per_run").replace("op_type", "operator")
-    return re.sub(r"_us\b|_us(?=_)", "_ms", short).replace("_", " ")
+    return re.sub(r"_us(?=_|$)", "_ms", short).replace("_", " ")
 
 
 def value_text(name: str, value: object) -> str:
-    """The value of a field as text; its name has the unit. Unknown is `-`."""
+    """The value of a field as text; its name has the unit. Unknown is `-`. Different numbers of phases are `5 / 1`."""
     if value is None:
         return NOT_KNOWN
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, int | float):
-        return _number_text(name, value)
     if isinstance(value, dict):
         return ", ".join(f"{key or 'ai.onnx'} {each}" for key, each in value.items())
+    if _is_number(value):
+        return " / ".join(dict.fromkeys(_number_text(name, each) for each in _items(value)))
     return short_provider(str(value)) if name == "provider" else name_some(map(str, _items(value)))
 
 
-def _number_text(name: str, value: float) -> str:
+def _number_text(name: str, value: Any) -> str:
     if "bytes" in name:
         return human_bytes(round(value))
-    if "_us_" in name:
+    if re.search("_us(_|$)", name):
         return decimals(value, 1e-3)
     if name.endswith(("share", "_rate")):
         return percent(value)
@@ -296,7 +292,13 @@ def _number_text(name: str, value: float) -> str:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Whether it is a number, or a number of each phase."""
+    numbers = _items(value)
+    return bool(numbers) and all(isinstance(each, int | float) and not isinstance(each, bool) for each in numbers)
+
+
+def _is_blank(value: object) -> bool:
+    return value in (None, "", {}) or (isinstance(value, tuple) and not any(value))
 
 
 def _items(value: object) -> tuple[object, ...]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from partita.observations.text_format import (
     NOT_KNOWN,
-    decimals,
     families,
     human_bytes,
     in_phases,
@@ -28,7 +27,7 @@ from partita.partition_reports.outcome import (
     used_phases,
 )
 from partita.partition_reports.placement import subgraph_copies
-from partita.partition_reports.records import Copy, Phase, Report
+from partita.partition_reports.records import Copy, Phase, PhaseCost, Report
 from partita.partition_reports.sections.model import (
     MOST,
     Block,
@@ -38,17 +37,17 @@ from partita.partition_reports.sections.model import (
     Table,
     fields_of,
     label_of,
-    numbers,
     pairs,
     table,
     table_of,
     value_text,
 )
 
-COST = ("partitions", "copies", "copy_bytes_per_run", "copy_bytes_per_token")
-WAITS = ("host_wait_us_per_run", "host_wait_us_per_token")
-SPEED = ("steps", "tokens", "seconds", "tokens_per_second", "step_p50_ms", "step_p95_ms", "step_p99_ms")
-OVERHEAD = "overhead_p50_ms"
+FIGURES = (
+    *("partitions", "copies", "copy_bytes_per_run", "copy_bytes_per_token"),
+    *("host_wait_us_per_run", "host_wait_us_per_token", "observed_runs", "steps", "tokens", "seconds"),
+    *("tokens_per_second", "step_p50_ms", "step_p95_ms", "step_p99_ms", "overhead_p50_ms"),
+)
 """Fields of `PhaseCost` and `Phase` that are figures."""
 TAILS = {"step_p95_ms": 20, "step_p99_ms": 100}
 """Percentile -> minimum number of steps; with fewer steps it equals the slowest step."""
@@ -56,39 +55,32 @@ WORK_NOTE = (
     "One step. read: weights, and cached keys and values. flops: products and attention. ceiling share: the time of "
     "this work at the measured rates of the machine, as a share of its host time."
 )
+NAMED_STATES = 12
+TIMED = (
+    "The time of a copy includes the wait for the device. -: unknown; "
+    "ONNX Runtime does not profile copies of session inputs and outputs."
+)
+UNTIMED = "-: unknown, because the size depends on values."
 
 
 def section(report: Report) -> Section:
     """The figures of all phases, and the steps that they cover."""
-    blocks: list[Block] = [_figures(report)] if report.phases else [Line("No phase was run.")]
+    blocks: list[Block] = [_figures(report.phases)] if report.phases else [Line("No phase was run.")]
     blocks += [Line(phase.bound.sentence, "bound") for phase in report.phases if phase.bound is not None]
     for phase in report.phases:
-        few = f"; {plural(phase.steps, 'step')}: {TOO_FEW}" if is_timed(report) and too_few_steps(phase) else ""
+        few = f"; {plural(phase.steps, 'step')}: {TOO_FEW}" if too_few_steps(phase) else ""
         blocks.append(Line(f"{phase.name}: {phase.timing_note}{few}.", tone="quiet"))
     if report.totals is not None:
         blocks.append(pairs("The whole run", fields_of(report.totals)))
     return Section("phases", "Phases", tuple(blocks))
 
 
-def _figures(report: Report) -> Table:
+def _figures(phases: Sequence[Phase]) -> Table:
     """One column per phase."""
-    phases, timed = report.phases, is_timed(report)
-    rows = list(_node_figures(phases))
-    for name in (*COST, *(WAITS if timed else ())):
-        rows.append((label_of(name), *(_cost_text(phase, name) for phase in phases)))
-    for name in (*SPEED, OVERHEAD) if timed else ("observed_runs",):
-        least = TAILS.get(name, 0)
-        values = (getattr(phase, name) if phase.steps >= least else None for phase in phases)
-        rows.append((label_of(name), *(value_text(name, value) for value in values)))
+    rows = [*_node_figures(phases)]
+    rows += [(label_of(name), *(_figure_text(phase, name) for phase in phases)) for name in FIGURES]
     shown = (row for row in rows if any(cell != NOT_KNOWN for cell in row[1:]))
     return table("The phases in figures", ["figure", *(Column(phase.name) for phase in phases)], shown, obvious=True)
-
-
-def _cost_text(phase: Phase, name: str) -> str:
-    """A figure of the cost of a phase; bytes of copies may be a lower bound."""
-    if name == "copy_bytes_per_run" and phase.cost is not None:
-        return copied_bytes(phase.copies)
-    return value_text(name, getattr(phase.cost, name, None))
 
 
 def _node_figures(phases: Sequence[Phase]) -> Iterator[tuple[str, ...]]:
@@ -106,6 +98,15 @@ def _node_figures(phases: Sequence[Phase]) -> Iterator[tuple[str, ...]]:
             yield f"nodes {name} by ONNX Runtime", *(f"{count(phase):,}" for phase in phases)
 
 
+def _figure_text(phase: Phase, name: str) -> str:
+    """A figure of a phase; bytes of copies may be a lower bound."""
+    if name == "copy_bytes_per_run" and phase.cost is not None:
+        return copied_bytes(phase.copies)
+    if name in PhaseCost.model_fields:
+        return value_text(name, getattr(phase.cost, name, None))
+    return value_text(name, getattr(phase, name) or None) if phase.steps >= TAILS.get(name, 0) else NOT_KNOWN
+
+
 def work_section(report: Report) -> Section | None:
     """Bytes and arithmetic per operator and layer, and their share of the measured ceilings; None if unknown."""
     names, blocks = ("name", "read_bytes", "flops", "ceiling_share"), list[Block]()
@@ -116,9 +117,6 @@ def work_section(report: Report) -> Section | None:
                 caption = f"Work by {title}{in_phases([phase.name])}"
                 blocks.append(table_of(caption, shown, *names, most=MOST, obvious=False))
     return Section("work", "Work", (*blocks, Line(WORK_NOTE, tone="quiet"))) if blocks else None
-
-
-NAMED_STATES = 12
 
 
 def cache_section(report: Report) -> Section | None:
@@ -144,13 +142,6 @@ def speculation_section(report: Report) -> Section | None:
 # Copies
 
 
-TIMED = (
-    "The time of a copy includes the wait for the device. -: unknown; "
-    "ONNX Runtime does not profile copies of session inputs and outputs."
-)
-UNTIMED = "-: unknown, because the size depends on values."
-
-
 def copies_section(report: Report) -> Section | None:
     """Copies between devices, by family; None if no nodes are known."""
     used = used_phases(report)
@@ -158,36 +149,39 @@ def copies_section(report: Report) -> Section | None:
     if not used:
         return None
     if not copying:
-        inside = "".join(dict.fromkeys(map(subgraph_suffix, used)))
+        inside = "".join(dict.fromkeys(map(_subgraph_suffix, used)))
         known = any(entry.source == "memory_info" and entry.available for entry in report.sources)
         bound = "every session input and output is bound in the memory that ONNX Runtime expects"
         bound = bound if known else "copies of session inputs and outputs are unknown"
         none = f"None: no Memcpy node{f' outside control flow{inside}' if inside else ''}, and {bound}."
         return Section("copies", "Copies", (Line(none),))
-    tables = (_copy_table(report, phases) for phases in merge_phases(copying))
+    tables = map(_copy_table, merge_phases(copying))
     return Section("copies", "Copies", (*tables, Line(TIMED if is_timed(report) else UNTIMED, tone="quiet")))
 
 
-def _copy_table(report: Report, phases: Sequence[Phase]) -> Table:
+def _copy_table(phases: Sequence[Phase]) -> Table:
     """One row for copies whose direction, tensor and cause differ only in numbers, such as the layer."""
-    timed = is_timed(report)
     phase = max(reversed(phases), key=lambda phase: phase.observed_runs > 0)  # observed runs have sizes
     tensors, causes = (_family_names(map(text, phase.copies)) for text in (_tensor_of, _cause_text))
     alike = grouped(
         phase.copies, lambda copy: (tensors[_tensor_of(copy)], _direction_text(copy), causes[_cause_text(copy)])
     )
-    rows = []
-    for (tensor, direction, cause), copies in alike.items():
-        wait = waiting_us(copies) if all(copy.kind == "memcpy_node" for copy in copies) else None
-        figures = (f"{len(copies):,}", copied_bytes(copies), *([decimals(wait, 1e-3)] if timed else []))
-        rows.append((tensor, direction, *figures, cause))
-    where = in_phases(phase.name for phase in phases)
-    caption = f"{plural(len(phase.copies), 'copy')} between devices{where}; bytes{' and wait' if timed else ''}"
-    heads = ("tensor", "direction", *numbers("copies", "bytes", *(["wait, ms"] if timed else [])), "caused by")
-    return table(f"{caption} {per_run(phase.name)}", heads, rows, most=MOST)
+    rows = [
+        {
+            "tensor": tensor,
+            "direction": direction,
+            "copies": len(copies),
+            "bytes": copied_bytes(copies) if total_bytes(copies) is None else total_bytes(copies),
+            "wait_us": waiting_us(copies) if all(copy.kind == "memcpy_node" for copy in copies) else None,
+            "caused_by": cause,
+        }
+        for (tensor, direction, cause), copies in alike.items()
+    ]
+    caption = f"{plural(len(phase.copies), 'copy')} between devices{in_phases(phase.name for phase in phases)}"
+    return table_of(f"{caption}; figures {per_run(phase.name)}", rows, most=MOST, obvious=False)
 
 
-def _family_names(names: Iterator[str]) -> dict[str, str]:
+def _family_names(names: Iterable[str]) -> dict[str, str]:
     """Name -> name of its family, whose members differ only in numbers."""
     return {member: name for name, members in families(names).items() for member in members}
 
@@ -212,18 +206,12 @@ def _cause_text(copy: Copy) -> str:
 
 def copies_text(phase: Phase) -> str:
     """Copies of one run with their bytes, and partitions."""
-    cost, parts = phase.cost, plural(len(phase.partitions), "partition")
-    where = "" if phase.name == "run" else f" of {phase.name}"
-    if cost is None:
-        return f"{len(phase.copies):,}{subgraph_suffix(phase)}; {parts}"
-    size = human_bytes(cost.copy_bytes_per_run)
-    if cost.copy_bytes_per_run is None:
-        size = f"{human_bytes(cost.copy_bytes_at_least)} or more" if cost.copy_bytes_at_least else "size unknown"
-    counted = f"{cost.copies:,} ({size})" if cost.copies else "0"
-    return f"{counted} per run{where}{subgraph_suffix(phase)}; {parts}"
+    counted = f"{len(phase.copies):,} ({copied_bytes(phase.copies)})" if phase.copies else "0"
+    parts = plural(len(phase.partitions), "partition")
+    return f"{counted} {per_run(phase.name)}{_subgraph_suffix(phase)}; {parts}"
 
 
-def subgraph_suffix(phase: Phase) -> str:
+def _subgraph_suffix(phase: Phase) -> str:
     """Suffix with the number of copies in control-flow subgraphs."""
     if phase.subgraphs is None:
         return ""

@@ -12,7 +12,7 @@ import pytest
 from benchmarks.engine_steps import generate
 from partita.diagnosis.session_index import index_session
 from partita.errors import GenerationError
-from partita.partition_reports.cost import tokens_per_run
+from partita.partition_reports.cost import node_times
 from partita.runtime.generate.choice.sampling import greedy
 from partita.runtime.generate.loop import serve
 from partita.runtime.generate.request import Request
@@ -55,7 +55,7 @@ def test_run_records_its_number_of_rows(open_runner):
         ("decode", 1, 2),
     ]
     index = index_session(facts.sessions[0])
-    assert (tokens_per_run(index, "prefill", 3), tokens_per_run(index, "decode", 3)) == (40, 2)
+    assert (node_times(index, "prefill", 3).tokens, node_times(index, "decode", 3).tokens) == (40, 2)
     states = [state for state in facts.states if state.checked_steps]
     assert states and all(state.same_address and not state.address_changes for state in states)
 

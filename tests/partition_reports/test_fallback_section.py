@@ -1,11 +1,13 @@
-"""One-sentence fallback reasons: missing feature, operator and supported alternative."""
+"""Fallbacks as sentences and findings: missing feature, operator and supported alternative; grouping by the facts."""
 
 from __future__ import annotations
 
 import pytest
 
-from partita.diagnosis.records import Fallback
-from partita.partition_reports.sections.fallbacks import reason_text
+from partita.diagnosis.records import Fallback, VariantRecord
+from partita.partition_reports.records import RejectedPart
+from partita.partition_reports.sections.fallbacks import finding_key, reason_text
+from tests.partition_reports.pages import mixed_report
 
 
 def fallback(reason: str, op_type: str, *trials: tuple[str, str, str, str]) -> Fallback:
@@ -70,4 +72,47 @@ BFLOAT = ("type", "bfloat16", "float32", "placed")
     ],
 )
 def test_reason_text_describes_missing_kernel_for_operator(entries: list[Fallback], said: str) -> None:
-    assert reason_text(entries[0].reason, entries) == said
+    assert reason_text(entries) == said
+
+
+# Findings
+
+REPORT = mixed_report()
+ENTRY = REPORT.fallbacks[0].model_copy(
+    update={"reason": "no_kernel_type", "evidence_kind": "probed", "evidence": "no kernel for a", "op_type": "Add"}
+)
+TRIAL = VariantRecord(
+    factor="type", change="float16 in place of float32", outcome="supported", message="", cached=False, after="float16"
+)
+
+
+@pytest.mark.parametrize(
+    ("update", "same"),
+    [
+        ({"evidence": "nothing runs b", "remedy": "another sentence", "node": "b", "missing_probes": ""}, True),
+        ({"reason": "no_kernel_op"}, False),
+        ({"evidence_kind": "logged"}, False),
+        ({"op_type": "Mul"}, False),
+        ({"variants": (TRIAL,)}, False),
+        ({"preferred_provider": "CUDAExecutionProvider"}, False),
+        ({"missing_probes": "no time was left"}, False),
+    ],
+)
+def test_finding_key_depends_on_facts_and_not_on_texts(update: dict[str, object], same: bool) -> None:
+    key = finding_key(REPORT)
+    assert (key(ENTRY) == key(ENTRY.model_copy(update=update))) is same
+
+
+@pytest.mark.parametrize(("reason", "kind"), [("not_in_build", "logged"), ("pinned_by_user", "derived")])
+def test_provider_level_reasons_ignore_operator_in_finding_key(reason: str, kind: str) -> None:
+    one = ENTRY.model_copy(update={"reason": reason, "evidence_kind": kind})
+    key = finding_key(REPORT)
+    assert key(one) == key(one.model_copy(update={"op_type": "Mul"}))
+
+
+def test_finding_key_groups_nodes_by_rejected_part() -> None:
+    part = RejectedPart(file="m", provider="CUDAExecutionProvider", nodes=(), evidence="no", minimal=True, attempts=1)
+    parts = tuple(part.model_copy(update={"nodes": nodes}) for nodes in (("a", "b"), ("c",)))
+    key = finding_key(REPORT.model_copy(update={"rejected_parts": parts}))
+    a, b, c = (ENTRY.model_copy(update={"node": name, "op_type": name.upper()}) for name in "abc")
+    assert key(a) == key(b) != key(c)

@@ -1,0 +1,154 @@
+"""Outcome of a report in summary, headline, top and gate: failures, unavailable providers, cache, shares."""
+
+from __future__ import annotations
+
+import gzip
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from partita.check.gate import check, find
+from partita.check.requirements import Vocabulary, parse_requirement
+from partita.compare.reports import compare
+from partita.options.reports import CheckOptions
+from partita.partition_reports import storage
+from partita.partition_reports.outcome import (
+    cache_text,
+    fallbacks_of,
+    headline,
+    is_in_place,
+    state_name,
+    status_of,
+    summarise,
+)
+from partita.partition_reports.sections.fallbacks import section
+from partita.partition_reports.sections.model import Group
+from partita.partition_reports.sections.phases import cache_section
+from partita.partition_reports.sections.report import opening, sign_and_tone
+from tests.partition_reports.report_changes import each_phase, mixed
+from tests.partition_reports.reports import RECORDED, recorded
+from tests.partition_reports.samples import (
+    CPU,
+    CPU_CHAIN,
+    GPU,
+    MISSING_FIRST_CHAIN,
+    REQUEST,
+    TENSORRT,
+    phase_of,
+    recorded_facts,
+    report_of,
+    shown,
+    top,
+    with_session,
+)
+
+
+def test_summary_stores_verdict_and_counts():
+    report = mixed()
+    assert report.summary is not None
+    assert (report.summary.preferred_provider, report.summary.state) == (GPU, state_name(report))
+    assert report.summary.verdict == headline(report)
+    (decode,) = (entry for entry in report.summary.phases if entry.phase == "decode")
+    phase = phase_of(report, "decode")
+    assert decode.nodes == len(phase.file_nodes) == sum(decode.nodes_by_provider.values()) == 9
+    assert decode.nodes_by_provider[CPU] == decode.fallback_nodes == 3
+    assert (decode.share, decode.added_nodes, decode.folded_nodes) == (6 / 9, 4, 0), "three copies and a Transpose"
+    assert sum(decode.reasons.values()) == decode.fallback_nodes and decode.reasons["runtime_inserted"] == 0
+    assert decode.copies == len(phase.copies) and decode.tokens_per_second == phase.tokens_per_second
+    assert report.summary.cache_in_place is None, "it has no states"
+    assert report.summary.checks_failed == sum(not check.passed for check in report.checks)
+
+
+@pytest.mark.parametrize("name", sorted(path.name.removesuffix(".json.gz") for path in RECORDED.glob("*.json.gz")))
+def test_recorded_reports_are_readable(name, tmp_path):
+    path = tmp_path / "recorded.json"
+    path.write_bytes(gzip.decompress((RECORDED / f"{name}.json.gz").read_bytes()))
+    assert storage.read(path).phases[-1].nodes == recorded(name).phases[-1].nodes
+    assert compare(recorded(name), recorded(name)).same
+
+
+def test_headline_counts_fallbacks_of_a_single_phase():
+    report = mixed()
+    nodes = phase_of(report, "decode").nodes
+    there = tuple(node for node in nodes if node.provider == GPU and "Memcpy" not in (node.op_type or ""))
+    clean = each_phase(report, lambda phase: {"nodes": there} if phase.name == "decode" else {})
+    assert "0 %" not in headline(clean) and "fallback nodes" in headline(clean)
+
+
+def test_every_view_headline_reports_failed_run():
+    report = report_of(replace(recorded_facts(), failure="Non-zero status\nin node x"))
+    said = "Placed on CPU; its run failed: Non-zero status in node x"
+    assert (headline(report), sign_and_tone(report)[1], summarise(report).state) == (said, "bad", "failed")
+    assert summarise(report).verdict == said
+    for view in ("brief", "text", "markdown", "html"):
+        assert said in " ".join(shown(report, view).split()) and "✓" not in shown(report, view)
+
+
+def test_headline_of_opened_model_uses_would_run():
+    opened = replace(with_session(recorded_facts(), events=(), runs=()), steps=(), finish_reason=None)
+    assert headline(report_of(opened)) == "All nodes would run on CPU"
+
+
+def test_shares_are_fractions_of_file_nodes():
+    report = mixed()
+    holds, said = find(parse_requirement("provider=webgpu,share>=0.66", Vocabulary(lambda _: GPU, ())), report)
+    assert holds and said.startswith("share 0.6667 ")
+    placed = "6 of 9 nodes on WebGpu, 3 on CPU (and 4 added by ONNX Runtime)"
+    assert top(report)["placement"] == f"{placed} in prefill and decode"
+
+
+# Chain of three providers without the preferred one: reported once, reasons of nodes remain.
+
+
+def test_unavailable_provider_is_reported_once_and_reasons_of_nodes_remain() -> None:
+    report = mixed(MISSING_FIRST_CHAIN)
+    assert {entry.reason for entry in report.fallbacks} == {"library_missing"}
+    reasons = summarise(report).phases[0].reasons
+    assert reasons["library_missing"] == 6, "three added nodes apart"
+    assert set(reasons) == {"library_missing", "no_kernel_op", "cpu_preferred", "unexplained", "runtime_inserted"}
+    on_cpu = [entry for entry in fallbacks_of(report) if entry.provider == CPU]
+    assert all(entry.skipped == () and entry.remedy != "install TensorRT" for entry in on_cpu)
+    titles = [block.title for block in section(report).blocks if isinstance(block, Group)]
+    assert sum("is unavailable: library_missing" in title for title in titles) == 1
+    assert any("No kernel" in title and title.endswith("on CPU") for title in titles)
+    assert "not on Tensorrt either" not in str(section(report))
+    text = top(report)["fallbacks"]
+    assert text.startswith("Tensorrt is unavailable: library_missing: ") and "; 1 node on CPU: " in text
+    remedies = [str(block) for block in opening(report) if "remedy" in str(block)]
+    assert "install TensorRT" in remedies[0] and len(remedies) > 1
+
+
+def test_default_chain_without_first_provider_shows_warning() -> None:
+    """A run that named no chain, and whose best installed provider could not start."""
+    request = REQUEST.model_copy(update={"chain": (CPU,), "chain_source": "default: tensorrt: library_missing; so cpu"})
+    report = report_of(recorded_facts(), (MISSING_FIRST_CHAIN[0], *CPU_CHAIN), request=request)
+    said = "Ran on CPU; Tensorrt is installed but could not start: library_missing"
+    assert (headline(report), sign_and_tone(report)) == (said, ("◐", "warn"))
+    assert "library_missing" in top(report)["fallbacks"] and "install TensorRT" in top(report)["remedy"]
+    assert said in shown(report, "html") and "✓" not in shown(report, "markdown")
+    summary = summarise(report)
+    assert (summary.preferred_provider, summary.state, summary.verdict) == (TENSORRT, "none", said)
+
+
+CACHES: dict[str, tuple[dict[str, Any], bool | None, str]] = {
+    "in_place": ({}, True, "in place"),
+    "not_checked": ({"checked_steps": 0}, None, "not checked"),
+    "copied": ({"in_place_states": 0}, False, "NOT in place"),
+    "moved": ({"address_changes": 2}, False, "NOT in place"),
+    "no_cache": ({"states": 0, "in_place_states": 0, "entries": ()}, None, ""),
+}
+
+
+@pytest.mark.parametrize("status", CACHES)
+def test_cache_state_agrees_in_summary_check_and_sections(status: str) -> None:
+    (update, answer, word), report = CACHES[status], report_of(recorded_facts())
+    assert report.cache is not None
+    cache = report.cache.model_copy(update=update)
+    report = report.model_copy(update={"cache": cache})
+    assert status_of(cache) == status
+    assert is_in_place(cache) is answer and summarise(report).cache_in_place is answer
+    outcome = check(report, CheckOptions(cache_in_place=True), "r").outcomes[-1]
+    assert outcome.met is (answer is True)
+    assert status == "no_cache" or word in cache_text(cache)
+    assert (cache_section(report) is None) == (status == "no_cache")
