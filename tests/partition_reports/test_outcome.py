@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from partita.check.gate import check, find
-from partita.check.requirements import Vocabulary, parse_requirement
+from partita.check.requirements import parse_requirement
 from partita.compare.reports import compare
 from partita.options.reports import CheckOptions
 from partita.partition_reports import storage
@@ -92,7 +92,7 @@ def test_headline_of_opened_model_uses_would_run():
 
 def test_shares_are_fractions_of_file_nodes():
     report = mixed()
-    holds, said = find(parse_requirement("provider=webgpu,share>=0.66", Vocabulary(lambda _: GPU, ())), report)
+    holds, said = find(parse_requirement("provider=webgpu,share>=0.66", lambda _: GPU), report)
     assert holds and said.startswith("share 0.6667 ")
     placed = "6 of 9 nodes on WebGpu, 3 on CPU (and 4 added by ONNX Runtime)"
     assert top(report)["placement"] == f"{placed} in prefill and decode"
