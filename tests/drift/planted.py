@@ -119,7 +119,7 @@ def main(arguments: list[str]) -> int:
             found.append(row)
             print(json.dumps(row), flush=True)  # noqa: T201
     counts = counts_of(found)
-    print(dict(counts))  # noqa: T201
+    print("counts:", dict(counts))  # noqa: T201
     return 0 if are_right(counts) else 1
 
 
