@@ -45,7 +45,7 @@ def run(options: ServeCommand) -> int:
 
     names = _names(options)
     packages = [package_of(model, options) for model in options.packages]
-    prefixes = [Path(prefix) for prefix in options.prefix] or [None] * len(packages)
+    prefixes: list[Path | None] = [*map(Path, options.prefix)] or [None] * len(packages)
     manifests = [open_folder(package, Choice.of(options)) for package in packages]
     model_names({name: adapters_of(manifest) for name, manifest in zip(names, manifests, strict=True)})
     metrics = Metrics()
