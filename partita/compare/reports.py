@@ -151,7 +151,7 @@ def _node_details(active: Sequence[str], was: Row | None, now: Row | None) -> Ma
     """The node, and why it is not on its former provider, or else on the first available preferred one."""
     shown: PlacedRow = (now or was).source  # type: ignore[union-attr]
     left = shown.skipped.get(str(was.value)) if was is not None else None
-    reason = left or (shown.fallbacks[-1].first_active(active) if shown.fallbacks else None)
+    reason = left or (shown.fallbacks[-1].restricted_to(active).preferred[0] if shown.fallbacks else None)
     renamed = was and now and was.name != now.name and not shown.is_added
     return {
         "operator": shown.node.op_type or (was.source.node.op_type if was is not None else None),

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from partita.diagnosis import naming, sources
-from partita.diagnosis.evidence import name_in, names_a_node
-from partita.diagnosis.graphs import COMPILED, MEMCPY_OPS, OptimisedGraph, edges
+from partita.diagnosis.graphs import COMPILED, MEMCPY_OPS, OptimisedGraph
 from partita.diagnosis.session_index import SessionIndex
 from partita.diagnosis.sources import HOST_DEVICE, ProvidersBySource
 from partita.observations.facts import AssignedNode, PortFact, SessionFacts
@@ -124,13 +123,13 @@ def _count_copies(index: SessionIndex) -> tuple[int, int]:
 def _conflicting_probes(index: SessionIndex) -> Iterator[Conflict]:
     """Nodes for which a provider logs that it has no kernel, and which it supports unchanged in an experiment."""
     for provider, known in index.facts.providers.items():
-        patterns = [each for each in known.patterns if each.reason == "no_kernel_op" and names_a_node(each)]
+        patterns = [each for each in known.patterns if each.reason == "no_kernel_op" and each.names_node]
         for name, probe in known.probes.items():
             first = next(iter(probe.variants), None)
             if first is None or first.outcome != "supported" or first.function_inlined or name in index.same_name_nodes:
                 continue
             for line in index.log.get(name, ()):
-                if any(name_in(line, each, name) for each in patterns):
+                if any(each.is_about(line, name) for each in patterns):
                     text = f"native_log: {line.strip()}; probe: {provider} supports the unchanged node in isolation"
                     yield name, text, ("native_log", "probe")
                     break
@@ -297,11 +296,11 @@ class Cause:
 
 def find_causes(index: SessionIndex, names: Sequence[str]) -> dict[str, Cause]:
     """Memcpy node -> plan nodes that require it."""
-    graph, file = index.optimised, edges(index.file_nodes) if names else ({}, {})
+    graph = index.optimised
     runs_as = {each: name for name, file_nodes in index.file_nodes_of.items() for each in file_nodes}
     runs_as |= {name: name for name in index.order}
     if graph is None or not all(name in graph.nodes for name in names):
-        return {name: _cause_in_file(index, *file, runs_as, name) for name in names}
+        return {name: _cause_in_file(index, runs_as, name) for name in names}
     return {name: _without_transposes(index, _cause_in_graph(graph, name), runs_as) for name in names}
 
 
@@ -320,8 +319,8 @@ def _cause_in_graph(graph: OptimisedGraph, name: str) -> Cause:
     if not tensors:
         return Cause((), "the optimised graph does not name its tensor")
     tensor = tensors[0]
-    if node.op_type != TO_HOST and tensor in graph.producers:
-        return Cause((graph.producers[tensor],))
+    if node.op_type != TO_HOST and tensor in graph.makers:
+        return Cause((graph.makers[tensor],))
     readers = tuple(each for each in graph.readers.get(tensor, ()) if graph.nodes[each].op_type not in MEMCPY_OPS)
     if readers:
         return Cause(readers)
@@ -329,13 +328,7 @@ def _cause_in_graph(graph: OptimisedGraph, name: str) -> Cause:
     return Cause((), f"no node reads {graph.original(tensor)} in host memory; it is {kind}")
 
 
-def _cause_in_file(
-    index: SessionIndex,
-    makers: Mapping[str, str],
-    readers: Mapping[str, Sequence[str]],
-    runs_as: Mapping[str, str],
-    name: str,
-) -> Cause:
+def _cause_in_file(index: SessionIndex, runs_as: Mapping[str, str], name: str) -> Cause:
     """The cause by the edges of the exported graph and the tensor in the log.
 
     `runs_as`: file node -> the plan node that executes it.
@@ -343,10 +336,10 @@ def _cause_in_file(
     line = index.memcpy.get(name)
     if line is None:
         return Cause((), "no source names its tensor")
-    maker = runs_as.get(makers.get(line.tensor, ""))
+    maker = runs_as.get(index.file.makers.get(line.tensor, ""))
     if line.op_type != TO_HOST and maker is not None:
         return Cause((maker,))
-    found = dict.fromkeys(runs_as[each] for each in readers.get(line.tensor, ()) if each in runs_as)
+    found = dict.fromkeys(runs_as[each] for each in index.file.readers.get(line.tensor, ()) if each in runs_as)
     own = index.provider(name)
     others = tuple(each for each in found if index.provider(each) != own)
     if others:

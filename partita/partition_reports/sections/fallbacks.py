@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+from partita.diagnosis.probe_conclusions import CAUSES
 from partita.diagnosis.reasons import REASONS, steps_of
 from partita.diagnosis.records import Fallback, FallbackCost, KernelPath, SkippedProvider, VariantRecord
 from partita.diagnosis.steps import Action, Situation, each, steps_for
@@ -159,7 +160,11 @@ def reason_text(code: str, entries: Sequence[Fallback]) -> str:
     if reason is None:
         return code
     helped = [
-        {each.after: each.before for each in entry.variants if each.outcome in HELPED and each.factor in reason.factors}
+        {
+            each.after: each.before
+            for each in entry.variants
+            if each.outcome in HELPED and CAUSES.get(each.factor) == code
+        }
         for entry in entries
     ]
     befores = {before for changes in helped for before in changes.values()}

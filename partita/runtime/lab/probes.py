@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from partita.diagnosis.explanation import context_of, explain_provider, nodes_to_probe
+from partita.diagnosis.explanation import PlacedNode, context_of, explain_provider, nodes_to_probe
 from partita.diagnosis.probe_conclusions import unprobed_nodes
 from partita.diagnosis.reasons import reason_from_probes
-from partita.diagnosis.session_index import index_session
+from partita.diagnosis.session_index import SessionIndex
 from partita.errors import ProviderError
 from partita.observations.facts import FAILED, NodeProbe, RejectedPart, RunFacts, SessionFacts
 from partita.observations.names import CPU, INLINED, UNKNOWN
@@ -152,7 +152,7 @@ def probe_refusal(error: ChainError, model: OnnxModel, sizes: Sizes, seconds: fl
         entry = chain_entry(now)
         code, evidence, part = entry.reason or "", entry.evidence or "", session.of(entry.provider).rejected
         if part is not None:
-            shown = explain_provider(context_of(index_session(session), part.nodes[0], None, UNKNOWN, entry))
+            shown = explain_provider(context_of(SessionIndex(session), PlacedNode(part.nodes[0], None, UNKNOWN), entry))
             code, evidence = shown.reason, shown.evidence
         is_new, found = part is not None or now.reason != was.reason, None
         if is_new and anew is None:
@@ -249,7 +249,7 @@ def _probe_nodes(
     graphs: dict[int, Graph] = {}
     holders: dict[Node, str] = {}
     for number, session in enumerate(sessions):
-        index = index_session(session)
+        index = SessionIndex(session)
         names = nodes_to_probe(index, chain, preferred)
         if not names:
             continue

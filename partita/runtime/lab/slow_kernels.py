@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable
 
 from partita.diagnosis.kernel_paths import find_paths
-from partita.diagnosis.session_index import index_session
+from partita.diagnosis.session_index import SessionIndex
 from partita.observations.facts import AS_IS, NodeProbe, ProbeRun, SessionFacts
 from partita.providers.resolve import Resolution
 from partita.runtime.lab.change import with_attributes, without
@@ -20,7 +20,7 @@ def slow_kernels(session: SessionFacts, resolution: Resolution) -> dict[str, tup
     provider = resolution.provider.ort_name
     if resolution.status != "active" or not any(row.probe for row in session.of(provider).kernels):
         return {}
-    index = index_session(session)
+    index = SessionIndex(session)
     paths = [path for phase in session.phases for path in find_paths(index, phase) if path.provider == provider]
     rows = {path.node: path.row for path in paths if path.evidence_kind == "derived"}
     return {node: row.probe for node, row in rows.items() if row is not None and row.probe is not None}

@@ -135,7 +135,7 @@ def test_option_required_in_neighbourhood_is_the_reason(graph: Graph) -> None:
     subject = explored(graph, "c", lab)
     surround(subject, graph, lab)
     (shown,) = conclusions(subject.probe(0, "c"))
-    assert shown.factors == (OPTION,) and lab.asked == [("wide", "1")]
+    assert shown.code == "option_needed" and lab.asked == [("wide", "1")]
     assert "b (Cast) it does not support it; with webgpu.wide=1" in shown.evidence
 
 
