@@ -204,7 +204,7 @@ def _role(context: Context) -> Literal["culprit", "rejected", "in_part", ""]:
 
 
 def _operator_outcome(context: Context) -> str:
-    """The outcome of the unchanged node, if the provider's message names the operator and says that it has no kernel.
+    """The outcome of the unchanged node, if the provider's message matches a pattern of no_kernel_op with its operator.
 
     Empty if no message does.
     """

@@ -56,9 +56,8 @@ def preferred_entries(chain: Sequence[ChainEntry], provider: str) -> tuple[Chain
 
     Only the first entry for an unknown provider, and for a provider that is not in the chain.
     """
-    if provider == UNKNOWN:
-        return tuple(chain[:1])
-    return tuple(itertools.takewhile(lambda entry: entry.provider != provider, chain)) or tuple(chain[:1])
+    known = itertools.takewhile(lambda entry: provider not in (entry.provider, UNKNOWN), chain)
+    return tuple(known) or tuple(chain[:1])
 
 
 def explain_node(index: SessionIndex, phase: PhaseName, node: PlacedNode, chain: Sequence[ChainEntry]) -> Fallback:

@@ -275,8 +275,3 @@ def fullest(probes: Mapping[str, NodeProbe], names: Sequence[str]) -> NodeProbe 
     """The first probe of these nodes with a conclusion; else the first probe; None without any."""
     known = [probes[name] for name in names if name in probes]
     return next((probe for probe in known if conclusions(probe)), known[0] if known else None)
-
-
-def unprobed_nodes(probes: Mapping[str, NodeProbe]) -> Iterator[str]:
-    """Nodes whose experiments are missing or not complete."""
-    return (name for name, probe in probes.items() if probe.missing_probes)

@@ -47,11 +47,6 @@ class Reason:
     needs_probes: bool = False
     """Its evidence does not show the cause, so probes run, and their finding replaces it."""
 
-    @property
-    def names_change(self) -> bool:
-        """Whether the sentence names the value that a successful experiment replaced."""
-        return "{before}" in self.sentence
-
 
 ROWS = (
     Reason(
@@ -309,7 +304,9 @@ PRECEDENCE: tuple[Rank, ...] = (
 )
 
 GROUNDS: Mapping[str, str] = {rank.basis: rank.ground for rank in PRECEDENCE if rank.ground}
-RANKS = {(rank.basis, code): number for number, rank in enumerate(PRECEDENCE) for code in rank.codes or ("",)}
+RANKS: Mapping[tuple[str, str], int] = {
+    (rank.basis, code): number for number, rank in enumerate(PRECEDENCE) for code in rank.codes or ("",)
+}
 """Basis and code, or an empty code for all others -> row of `PRECEDENCE`."""
 
 

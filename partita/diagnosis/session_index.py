@@ -57,7 +57,7 @@ class SessionIndex:
         self.op_types |= op_types_of(facts.assigned, facts.graph, facts.optimised, self.events)
         self.op_types |= dict.fromkeys(self.compiled, COMPILED)
         listed, self.listed_in_subgraphs = self._split_list()
-        """Listed nodes of the main graph, and those that are or may be in control-flow subgraphs."""
+        """Listed nodes of the main graph, and nodes that are or may be in control-flow subgraphs."""
         self.assignments = {node.name: node for node in (*self.listed_in_subgraphs, *listed)}
         """Entry of the assignment list by name; for a name of several graphs, the entry of the main graph."""
         self.same_name_nodes = self.present.intersection(node.name for node in self.listed_in_subgraphs)

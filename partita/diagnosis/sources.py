@@ -25,26 +25,18 @@ ProvidersBySource = dict[Source, frozenset[str]]
 def main_graph_events(events: Iterable[NodeEvent]) -> tuple[tuple[NodeEvent, ...], frozenset[str]]:
     """Events of the main graph in order, and the names of nodes that ran inside control flow."""
     ordered = sorted(events, key=lambda event: (event.run, event.order))
-    frames = _outermost(event for event in ordered if event.op_type in CONTROL_FLOW)
-    if not frames:
-        return tuple(ordered), frozenset()
-    main, subgraph_nodes = [], set()
-    for event in ordered:
-        if any(_is_inside(event, frame) for frame in frames.get(event.run, ())):
-            subgraph_nodes.add(event.name)
-        else:
-            main.append(event)
-    return tuple(main), frozenset(subgraph_nodes)
-
-
-def _outermost(events: Iterable[NodeEvent]) -> dict[int, list[NodeEvent]]:
-    """Run -> the outermost control-flow nodes; nested nodes, possibly thousands, are inside them."""
     frames: dict[int, list[NodeEvent]] = {}
-    for event in sorted(events, key=lambda event: (event.start_us, -event.host_us)):
-        known = frames.setdefault(event.run, [])
-        if not any(_is_inside(event, frame) for frame in known):
-            known.append(event)
-    return frames
+    """Run -> the outermost control-flow nodes; nested nodes, possibly thousands, are inside them."""
+
+    def is_inner(event: NodeEvent) -> bool:
+        return any(_is_inside(event, frame) for frame in frames.get(event.run, ()))
+
+    for event in sorted(ordered, key=lambda event: (event.start_us, -event.host_us)):
+        if event.op_type in CONTROL_FLOW and not is_inner(event):
+            frames.setdefault(event.run, []).append(event)
+    inner = [is_inner(event) for event in ordered]
+    main = tuple(event for event, inside in zip(ordered, inner, strict=True) if not inside)
+    return main, frozenset(event.name for event, inside in zip(ordered, inner, strict=True) if inside)
 
 
 def _is_inside(event: NodeEvent, frame: NodeEvent) -> bool:

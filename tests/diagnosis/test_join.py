@@ -171,7 +171,7 @@ REORDERED = [("ReorderInput", "ReorderInput"), ("p_nchwc", "MaxPool"), ("Reorder
 
 
 def index_of_run(graph: Sequence[GraphNode], *runs: tuple[str, str], provider: str = CPU) -> SessionIndex:
-    """A session with all of `graph` placed on a provider. `runs`: name and operator of what ran on the CPU, in order."""
+    """A session with all of `graph` on a provider. `runs`: name and operator of the nodes that ran on the CPU."""
     entries = (AssignedNode(each.name, each.op_type, "", provider, number) for number, each in enumerate(graph))
     events = tuple(event(0, place, name, op, CPU) for place, (name, op) in enumerate(runs))
     return index_of(graph, plan=[name for name, _ in runs], assigned=entries, events=events)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from partita.diagnosis.explanation import nodes_to_probe
-from partita.diagnosis.probe_conclusions import CAUSES, Finding, conclusions, fullest, unprobed_nodes
+from partita.diagnosis.probe_conclusions import CAUSES, Finding, conclusions, fullest
 from partita.diagnosis.session_index import SessionIndex
 from partita.observations.facts import Factor, NodeProbe, Outcome, ProbeRun, RejectedPart, Substitution
 from partita.observations.records import ChainEntry, Probing
@@ -191,7 +191,6 @@ def test_fullest_selects_first_probe_with_conclusion():
     assert fullest(probes, ["a", "b", "c"]) is probes["b"]
     assert fullest(probes, ["a", "none"]) is probes["a"]
     assert fullest(probes, ["none"]) is None
-    assert list(unprobed_nodes(probes)) == ["a"]
 
 
 TAKEN_AS_FLOAT = (LEFT, changed("type", "supported", "float32 in place of int64"))

@@ -168,12 +168,13 @@ def reason_text(code: str, entries: Sequence[Fallback]) -> str:
         for entry in entries
     ]
     befores = {before for changes in helped for before in changes.values()}
-    if not reason.sentence or (reason.names_change and (len(befores) != 1 or "" in befores)):
+    names_change = "{before}" in reason.sentence
+    if not reason.sentence or (names_change and (len(befores) != 1 or "" in befores)):
         return reason.title
     operators = list(dict.fromkeys(entry.op_type or "unknown nodes" for entry in entries))
     provider = short_provider(entries[0].preferred_provider)
     text = reason.sentence.format(provider=provider, op=_first_names(operators), before="".join(befores))
-    works = [now for now in helped[0] if all(now in changes for changes in helped)] if reason.names_change else []
+    works = [now for now in helped[0] if all(now in changes for changes in helped)] if names_change else []
     if len({now.rpartition(" ")[0] for now in works} - {""}) == 1:  # "MaxPool of opset 12, 11 and 10"
         works = [works[0], *(now.rpartition(" ")[2] for now in works[1:])]
     return f"{text}; {_first_names(works)} {'works' if len(works) == 1 else 'work'}" if works else text

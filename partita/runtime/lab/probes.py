@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import partial
 
 from partita.diagnosis.explanation import PlacedNode, context_of, explain_provider, nodes_to_probe
-from partita.diagnosis.probe_conclusions import unprobed_nodes
 from partita.diagnosis.reasons import reason_from_probes
 from partita.diagnosis.session_index import SessionIndex
 from partita.errors import ProviderError
@@ -121,7 +120,9 @@ def _probe_sessions(
         experiments=sum(lab.experiments for lab in labs),
         cached=sum(lab.cached for lab in labs),
         crashes=sum(lab.crashes for lab in labs),
-        missing_probes=tuple(dict.fromkeys(name for each in probes for name in unprobed_nodes(each))),
+        missing_probes=tuple(
+            dict.fromkeys(name for each in probes for name, probe in each.items() if probe.missing_probes)
+        ),
     )
     return sessions, resolutions, probing
 
