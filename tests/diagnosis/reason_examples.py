@@ -26,9 +26,12 @@ def _not_on(provider: str, node: str, *trials: ProbeRun, **changes: Any) -> Cont
     return Context(node, node.rpartition("/")[2].partition("_")[0], entry, probe=probe, **changes)
 
 
-def _line(source: str, text: str) -> str:
-    """A line of the native log."""
-    return f"[I:onnxruntime:, {source}] {text}"
+def _logged(
+    code: ReasonCode, provider: str, node: str, line: str, pattern: str, *trials: ProbeRun, budget: str = ""
+) -> Context:
+    """The same with a line of the native log, about the node or the graph, and the provider's pattern for it."""
+    given = {"log": (line,), "session_log": (line,), "patterns": (LogPattern(code, pattern),)}
+    return _not_on(provider, node, *trials, budget=budget, **given)
 
 
 LEFT, TAKEN = ProbeRun("as_is", "", "rejected", ""), ProbeRun("as_is", "", "supported", "")
@@ -77,27 +80,24 @@ EXAMPLES: dict[ReasonCode, Context] = {
         "without an active exception",
         "see the evidence; nvidia-smi shows whether GPU and driver answer",
     ),
-    "pinned_by_user": _not_on(
+    "pinned_by_user": _logged(
+        "pinned_by_user",
         "WebGpu",
         "lm_head/MatMul",
-        log=(_line("webgpu_execution_provider.cc:620 GetCapability", "Force CPU execution for node: lm_head/MatMul"),),
-        patterns=(LogPattern("pinned_by_user", r"Force CPU execution for node: (?P<node>\S+)"),),
+        "[I:onnxruntime:, webgpu_execution_provider.cc:620 GetCapability] Force CPU execution for node: lm_head/MatMul",
+        r"Force CPU execution for node: (?P<node>\S+)",
     ),
     "runtime_inserted": _not_on("WebGpu", "Transpose_token_4", is_added=True),
-    "over_budget": _not_on(
+    "over_budget": _logged(
+        "over_budget",
         "CUDA",
         "model.layers.7.mlp.up_proj/MatMul",
+        "[I:onnxruntime:, graph_partitioner.cc:2466 Partition] Resource estimation for EP 'CUDAExecutionProvider': "
+        "non-workspace memory: 526336 bytes, workspace memory: 263168 bytes, persistent prepack memory: 0 bytes, "
+        "peak initialization scratch memory (not included in budget): 0 bytes, total estimated memory: 789504 bytes",
+        r"(?P<why>Resource estimation for EP '[^']+': .*)",
         TAKEN,
         budget="cuda.memory_budget_kb=1000",
-        session_log=(
-            _line(
-                "graph_partitioner.cc:2466 Partition",
-                "Resource estimation for EP 'CUDAExecutionProvider': non-workspace memory: 526336 bytes, workspace "
-                "memory: 263168 bytes, persistent prepack memory: 0 bytes, peak initialization scratch memory (not "
-                "included in budget): 0 bytes, total estimated memory: 789504 bytes",
-            ),
-        ),
-        patterns=(LogPattern("over_budget", r"(?P<why>Resource estimation for EP '[^']+': .*)"),),
     ),
     "option_needed": _not_on(
         "WebGpu",
@@ -125,64 +125,42 @@ EXAMPLES: dict[ReasonCode, Context] = {
         ProbeRun("as_is", "", "rejected", "CUDA kernel not found in registries for Op type: Reshape node name: probe"),
         ProbeRun("opset", "Reshape of opset 23 in place of 25", "supported", ""),
     ),
-    "attribute_unsupported": _not_on(
+    "attribute_unsupported": _logged(
+        "attribute_unsupported",
         "CUDA",
         "decoder/ConvTranspose",
-        log=(
-            "[W:onnxruntime:, cuda_execution_provider.cc:3120 GetCapability] Dropping the ConvTranspose node: "
-            "decoder/ConvTranspose to CPU because it requires asymmetric padding which the CUDA EP currently does not "
-            "support",
-        ),
-        patterns=(
-            LogPattern(
-                "attribute_unsupported",
-                r"Dropping the (?P<op>ConvTranspose|NhwcConv) node: (?P<node>\S+) to CPU because (?P<why>.*)",
-            ),
-        ),
+        "[W:onnxruntime:, cuda_execution_provider.cc:3120 GetCapability] Dropping the ConvTranspose node: "
+        "decoder/ConvTranspose to CPU because it requires asymmetric padding which the CUDA EP currently does not "
+        "support",
+        r"Dropping the (?P<op>ConvTranspose|NhwcConv) node: (?P<node>\S+) to CPU because (?P<why>.*)",
     ),
-    "no_kernel_op": _not_on(
+    "no_kernel_op": _logged(
+        "no_kernel_op",
         "WebGpu",
         GATHER,
+        "[I:onnxruntime:, webgpu_execution_provider.cc:635 GetCapability] webgpu kernel not found in registries for "
+        f"Op type: Gather node name: {GATHER}",
+        r"webgpu kernel not found in registries for Op type: (?P<op>\S+) node name: (?P<node>\S+)",
         LEFT,
         ProbeRun("type", "int32 in place of int64", "rejected", ""),
         ProbeRun("opset", "Gather of opset 11 in place of 13", "rejected", ""),
-        log=(
-            _line(
-                "webgpu_execution_provider.cc:635 GetCapability",
-                f"webgpu kernel not found in registries for Op type: Gather node name: {GATHER}",
-            ),
-        ),
-        patterns=(
-            LogPattern(
-                "no_kernel_op",
-                r"webgpu kernel not found in registries for Op type: (?P<op>\S+) node name: (?P<node>\S+)",
-            ),
-        ),
     ),
-    "subgraph_rejected": _not_on(
+    "subgraph_rejected": _logged(
+        "subgraph_rejected",
         "Tensorrt",
         "model.layers.0.mlp/Mul",
-        patterns=(
-            LogPattern(
-                "subgraph_rejected", r"(?P<why>\[TensorRT EP\] No graph will run on TensorRT execution provider)"
-            ),
-        ),
-        session_log=(
-            "[W:onnxruntime:Default, tensorrt_execution_provider.cc:2790 GetCapability] [TensorRT EP] No graph will "
-            "run on TensorRT execution provider",
-        ),
+        "[W:onnxruntime:Default, tensorrt_execution_provider.cc:2790 GetCapability] [TensorRT EP] No graph will run on "
+        "TensorRT execution provider",
+        r"(?P<why>\[TensorRT EP\] No graph will run on TensorRT execution provider)",
     ),
-    "cpu_preferred": _not_on(
+    "cpu_preferred": _logged(
+        "cpu_preferred",
         "CUDA",
         "/Concat",
-        log=(
-            _line(
-                "fallback_cpu_capability.cc:171 operator()",
-                "ORT optimization- Force fallback to CPU execution for node: /Concat because the CPU execution path is "
-                "deemed faster than overhead involved with execution on other EPs  capable of executing this node",
-            ),
-        ),
-        patterns=(LogPattern("cpu_preferred", r"Force fallback to CPU execution for node: (?P<node>\S+) because"),),
+        "[I:onnxruntime:, fallback_cpu_capability.cc:171 operator()] ORT optimization- Force fallback to CPU execution "
+        "for node: /Concat because the CPU execution path is deemed faster than overhead involved with execution on "
+        "other EPs  capable of executing this node",
+        r"Force fallback to CPU execution for node: (?P<node>\S+) because",
     ),
     "not_claimed": _not_on("OpenVINO", "/Add", TAKEN),
     "unexplained": _not_on("WebGpu", "model.norm/Mul"),

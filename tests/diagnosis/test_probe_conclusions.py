@@ -196,15 +196,11 @@ def test_fullest_selects_first_probe_with_conclusion():
 TAKEN_AS_FLOAT = (LEFT, changed("type", "supported", "float32 in place of int64"))
 
 
-def test_only_nodes_without_cause_are_probed():
+@pytest.mark.parametrize(("pins", "expected"), [({}, (GATHER, DET)), ({DET: "cpu:Det"}, (GATHER,))])
+def test_only_nodes_without_cause_are_probed(pins, expected):
     """The log has a line without a cause for Gather, a cause for Concat, and no line about Det."""
-    found = nodes_to_probe(SessionIndex(mixed_session()), GPU_CHAIN, GPU_CHAIN[0])
-    assert found == (GATHER, DET), "in execution order; nodes that ONNX Runtime inserted are not in the file"
-
-
-def test_pinned_node_is_not_probed():
-    pinned = mixed_session(pins={DET: "cpu:Det"})
-    assert nodes_to_probe(SessionIndex(pinned), GPU_CHAIN, GPU_CHAIN[0]) == (GATHER,)
+    found = nodes_to_probe(SessionIndex(mixed_session(pins=pins)), GPU_CHAIN, GPU_CHAIN[0])
+    assert found == expected, "in execution order; nodes that ONNX Runtime inserted are not in the file"
 
 
 def test_fallback_has_probe_outcomes_and_report_has_totals():
