@@ -125,10 +125,6 @@ class Fallback(ProviderRejection):
         """The reason of every preferred provider, in the order of the chain."""
         return tuple(entry.reason for entry in self.preferred)
 
-    def about(self, provider: str | None) -> SkippedProvider | None:
-        """Why `provider` does not run the node; None if it is not a preferred provider."""
-        return next((entry for entry in self.preferred if entry.provider == provider), None)
-
     def restricted_to(self, active: Container[str]) -> Fallback:
         """The record with only the `active` preferred providers; unchanged if none is active.
 

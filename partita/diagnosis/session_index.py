@@ -156,7 +156,11 @@ class SessionIndex:
             nameless = (name for name in functions if not name.startswith(INLINED))
             join.by_names(listed, {name: self.provider(name) for name in order}, {*known, *nameless})
         own |= _single(inner_functions)
-        self.file_nodes_of = {**_fused_in_subgraphs(facts, inside), **own, **join.file_nodes_of, **branches}
+        # The list is made after the first fusions: its names may begin with the names of subgraph nodes.
+        inner = self.subgraph_nodes.keys() - assigned.keys()
+        fused = {name: naming.replaced_by(name, inner) for name in inside if name not in self.subgraph_nodes}
+        fused = {name: behind for name, behind in fused.items() if behind}
+        self.file_nodes_of = {**fused, **own, **join.file_nodes_of, **branches}
         """Executed node -> the file nodes that it replaces."""
         self.rewritten_with = join.rewritten_with
         """Executed node that ONNX Runtime added when it rewrote file nodes -> those file nodes."""
@@ -275,14 +279,3 @@ class SessionIndex:
 def _single(functions: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
     """The nodes of functions with a single call."""
     return {name: calls for name, calls in functions.items() if len(calls) == 1}
-
-
-def _fused_in_subgraphs(facts: SessionFacts, listed: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """Listed node outside the main graph -> subgraph nodes that are prefixes of its name.
-
-    The list is made after the first fusions.
-    """
-    inner = {node.name for node in facts.subgraph_nodes if node.name}
-    present = {node.name for node in facts.assigned or ()}
-    found = {name: naming.replaced_by(name, inner - present) for name in listed if name not in inner}
-    return {name: behind for name, behind in found.items() if behind}

@@ -89,8 +89,8 @@ def index_of(
     **changes: Any,
 ) -> SessionIndex:
     planned = tuple(each.name for each in optimised or ()) if plan is None else tuple(plan)
-    given = {"graph": tuple(graph), "optimised": optimised and tuple(optimised), "assigned": tuple(assigned)}
-    return SessionIndex(session_facts(**given, plan=(planned,), ports=(IN, OUT), **changes))
+    given = changes | {"graph": tuple(graph), "optimised": optimised and tuple(optimised), "assigned": tuple(assigned)}
+    return SessionIndex(session_facts(**given, plan=(planned,), ports=(IN, OUT)))
 
 
 def listed(*entries: tuple[str, str]) -> list[AssignedNode]:
@@ -265,7 +265,7 @@ def test_report_counts_operators_of_subgraphs():
         for run in range(2)
         for place, name in enumerate(order)
     )
-    given = {"events": events, "runs": windows("decode", "decode"), "phases": ("decode",)}
+    given: dict[str, Any] = {"events": events, "runs": windows("decode", "decode"), "phases": ("decode",)}
     session = index_of(CHAIN, plan=order, assigned=ENTRIES, **given).facts
     report = report_of(run_facts(session, steps=(), prompt_tokens=0, new_tokens=1), ())
     phase = phase_of(report, "decode")

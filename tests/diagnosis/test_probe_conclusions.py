@@ -46,6 +46,7 @@ def conclude(made: NodeProbe | None) -> Finding | None:
 NOT_TYPE = changed("type", "rejected")
 BOTH = changed("combined", "supported", "float16 in place of float32 and all sizes fixed", "static_shape", "type")
 LATE = changed("opset", "timed_out", "an older one")
+FAILURES: tuple[tuple[Outcome, str], ...] = (("failed", "fails"), ("crashed", "crashes"))
 DECLARED = changed("output_shape", "supported", "the declared output sizes [2,9]")
 TIME = "the time was up"
 
@@ -74,7 +75,7 @@ CONCLUSIONS: dict[str, tuple[NodeProbe | None, str | None, tuple[str, ...]]] = {
             "subgraph_rejected",
             (f"the provider {says} on it (SIGSEGV)",),
         )
-        for outcome, says in (("failed", "fails"), ("crashed", "crashes"))
+        for outcome, says in FAILURES
         for missing in ("", TIME)
     },
     # Changes that help.

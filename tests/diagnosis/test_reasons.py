@@ -11,7 +11,7 @@ from partita.diagnosis.evidence import Context
 from partita.diagnosis.probe_conclusions import CAUSES, Finding
 from partita.diagnosis.reasons import PRECEDENCE, RANKS, REASONS, findings
 from partita.diagnosis.sources import lines_by_node
-from partita.observations.codes import CODES, PROVIDER_CODES
+from partita.observations.codes import CODES, PROVIDER_CODES, ReasonCode
 from partita.observations.facts import NodeProbe, ProbeRun
 from partita.observations.patterns import LogPattern
 from partita.observations.records import ChainEntry
@@ -43,7 +43,7 @@ def test_every_code_and_basis_has_its_rows():
 
 
 @pytest.mark.parametrize("code", REASONS)
-def test_reason_explains_its_example(code: str):
+def test_reason_explains_its_example(code: ReasonCode):
     found = decide(EXAMPLES[code])
     assert found.code == code and found.evidence and "\n" not in found.evidence
 

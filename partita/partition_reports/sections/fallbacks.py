@@ -277,8 +277,8 @@ def _finding(report: Report, members: Sequence[Fallback], shows_remedy: bool) ->
     blocks += [Line(first.missing_probes, "missing probes")] if first.missing_probes else []
     for other in first.skipped:
         name, reason = short_provider(other.provider), f"{reason_title(other.reason)}, {other.evidence_kind}"
-        found = (entry.about(other.provider) for entry in members)
-        evidence = _first_of(each.evidence for each in found if each is not None)
+        found = (each for entry in members for each in entry.preferred if each.provider == other.provider)
+        evidence = _first_of(each.evidence for each in found)
         blocks += [Line(f"{reason}: {evidence}", f"not on {name} either")]
         blocks += [Line(other.remedy, f"remedy for {name}", "good")]
     title = f"{plural(len(by_node), 'node')} with cost"
