@@ -42,7 +42,7 @@ def turn(package: Path, options: dict[str, str], prompt: int, new_tokens: int) -
             "prefill": prompt / (first_token_seconds(steps) or 1.0),
             "decode": len(decode) / sum(decode),
             "overhead_us": 1e6 * statistics.median(step.overhead_seconds for step in steps if step.phase == "decode"),
-            "anonymous_mib": (runner.anonymous_growth_bytes or 0) / 2**20,
+            "anonymous_mib": (runner.memory.anonymous_growth_bytes or 0) / 2**20,
         }
 
 

@@ -210,7 +210,7 @@ def test_every_reason_and_provider_code_has_a_remedy() -> None:
     for reason in REASONS.values():
         assert reason.remedy
         for step in reason.steps:
-            assert step.remedy.command, f"{reason.code}: {step.title} is a step without a command"
+            assert step.command, f"{reason.code}: {step.title} is a step without a command"
     for provider in known_providers().values():
         for code, remedy in provider.remedies.items():
             assert isinstance(remedy, Remedy), f"{provider.name}: {code}"

@@ -19,8 +19,7 @@ from partita.capacity.records import Plan
 from partita.check.gate import GateResult
 from partita.commands import results
 from partita.compare.rows import Comparison
-from partita.diagnosis.evidence import GROUNDS
-from partita.diagnosis.reasons import PRECEDENCE, REASONS, Reason, explain
+from partita.diagnosis.reasons import GROUNDS, PRECEDENCE, REASONS, Reason, findings
 from partita.drift.records import Drift
 from partita.explain import Explanation, Matches
 from partita.inspection.records import Inspection
@@ -103,7 +102,7 @@ def precedence_text() -> Iterator[str]:
 
 def describe(reason: Reason) -> str:
     """One reason with the evidence of its example."""
-    _, finding = explain(EXAMPLES[reason.code])
+    finding = findings(EXAMPLES[reason.code])[0]
     return (
         f"## {reason.code}\n\n"
         f"{reason.title} ({'provider' if reason.code in PROVIDER_CODES else 'node'}).\n\n"

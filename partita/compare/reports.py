@@ -130,7 +130,9 @@ class PlacedRow:
     def causes(self, active: Sequence[str]) -> Mapping[Value, Mapping[str, str]]:
         """Skipped provider -> why the node is not on it; None: the first available one."""
         found: dict[Value, Mapping[str, str]] = {name: _evidence(why) for name, why in self.skipped.items()}
-        return found | ({None: _evidence(self.fallbacks[-1].first_active(active))} if self.fallbacks else {})
+        return found | (
+            {None: _evidence(self.fallbacks[-1].restricted_to(active).preferred[0])} if self.fallbacks else {}
+        )
 
 
 def placed_rows(report: Report, phase: Phase, *, memcpy: bool = False) -> list[PlacedRow]:

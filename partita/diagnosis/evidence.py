@@ -1,55 +1,33 @@
-"""The facts about one node and one provider that does not run it, and the findings of reasons.
+"""The facts about one node and one provider that does not run it, and the findings of each source of evidence.
 
-The basis of a finding is its source. Only `reasons` ranks bases and reasons; reasons do not refer to each other.
+The basis of a finding is its source. Only `reasons` ranks bases and reasons.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from partita.diagnosis.graphs import LAYOUT, MEMCPY_OPS
-from partita.diagnosis.probe_conclusions import conclusions, opening
+from partita.diagnosis.probe_conclusions import OTHER_OPERATOR, Finding, conclusions, opening
 from partita.observations.codes import EvidenceKind, ReasonCode
-from partita.observations.facts import FAILED, NEIGHBOURS, OPTION, Factor, NodeProbe, RejectedPart
+from partita.observations.facts import FAILED, NEIGHBOURS, NodeProbe, RejectedPart
 from partita.observations.names import CPU, UNKNOWN
 from partita.observations.patterns import LogPattern
 from partita.observations.records import ChainEntry
 from partita.observations.text_format import name_some
 
-Basis = str
-"""Source of a finding: a key of `GROUNDS`, which describes it."""
-GROUNDS: Mapping[Basis, str] = {
-    "pin": "a pin covers the node",
-    "nowhere": "no source shows the node's provider",
-    "line": "a log line names the node",
-    "vague_line": "a log line names the node, but not the cause",
-    "blank_line": "a log line without the node's name",
-    "graph_line": "a log line about the graph",
-    "alone": "an experiment on the node in isolation",
-    "together": "an experiment with several changes of the node",
-    "forms": "experiments with other nodes of the operator",
-    "alone_said": "the provider's error for the node in isolation",
-    "alone_left": "the provider fails on the graph and does not support the node in isolation",
-    "part": "bisection of the graph",
-    "budget": "a memory budget, without another cause",
-    "origin": "the ONNX file has no such node",
-    "entry": "the provider did not start",
-    "nothing": "no evidence",
-}
-NODE_GROUP = r"(?P<node>\S+)"
-"""The group for a node's name in most patterns; a real name may contain blanks."""
-CONFIRM = "confirm it on a device of this kind: the dry run could not run the changed node"
-"""Added to the remedy for a change that was placed but not run."""
-
-
 ESTIMATE = re.compile(r"Resource estimation for EP '(?P<provider>[^']+)'.*total estimated memory: (?P<bytes>\d+) bytes")
+ENTRY_KINDS: Mapping[str, EvidenceKind] = {
+    "not_in_build": "derived",
+    "duplicate_runtime": "derived",
+    "dynamic_shape": "probed",
+}
+"""Kind of the evidence when a provider is unavailable for a reason, if it is not a log line."""
 MOST_NAMED = 5
-OTHER_OPERATOR = (
-    "put a provider that supports the operator first in --provider, or use other operators (for a package: export it "
-    "with another --attention)"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,199 +81,45 @@ class Context:
         return self.skipped.status == "active"
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """A reason applies, with its evidence."""
-
-    kind: EvidenceKind
-    basis: Basis
-    evidence: str
-    remedy: str | None = None
-    """Replaces the remedy of the reason; None: the reason's own."""
-    factors: tuple[Factor, ...] = ()
-    """Changed factors, for evidence from experiments."""
-    not_run: bool = False
-    """The changed node was placed and not run."""
-
-
-def common_findings(
-    context: Context, code: ReasonCode, entry_kind: EvidenceKind = "logged", factors: Sequence[Factor] = ()
-) -> Iterator[Finding]:
-    """Findings common to all reasons: the provider's status, log lines about the node, experiments on the node.
-
-    `entry_kind`: kind of the evidence when the provider is unavailable for this reason. `factors`: see
-    `isolation_findings`.
-    """
+def all_findings(context: Context) -> Iterator[Finding]:
+    """Every finding of every source, without an order; at most one for each code and basis."""
     entry = context.skipped
-    if not context.started and entry.reason == code and entry.evidence:
-        yield Finding(entry_kind, "entry", entry.evidence, entry.remedy)
-    yield from line_findings(context, code)
-    yield from isolation_findings(context, code, factors)
-
-
-def line_findings(context: Context, code: ReasonCode) -> Iterator[Finding]:
-    """The most specific log line about the node that matches a pattern of `code`, and the first line with a blank name.
-
-    The pattern's group `node` must match a complete name of the node. Empty for a provider that did not start.
-    """
-    patterns = [pattern for pattern in context.patterns if pattern.reason == code and names_a_node(pattern)]
-    if not context.started or not patterns:
-        return
-    blank = context.blank_log
-    if blank and any(known.search(blank) for known in map(with_blank, patterns) if known is not None):
-        yield Finding("logged", "blank_line", blank.strip())
-    named = (
-        (line, pattern)
-        for pattern in sorted(patterns, key=lambda pattern: pattern.vague)
-        for name in context.names
-        for line in context.log
-        if name_in(line, pattern, name)
-    )
-    found = next(named, None)
-    if found is not None:
-        line, pattern = found
-        yield Finding("logged", "vague_line" if pattern.vague else "line", line.strip())
-
-
-def isolation_findings(context: Context, code: ReasonCode, factors: Sequence[Factor] = ()) -> Iterator[Finding]:
-    """A finding when experiments on the node show this reason: by its code, or by a change of one of `factors`.
-
-    For a provider that failed on the graph, the node must be the cause or in the rejected part.
-    """
-    culprit = is_culprit(context)
-    left = rejected_alone(context)
-    if not context.started and not culprit and not left and not _rejected_in_part(context):
-        return
-    for shown in conclusions(context.probe):
-        if shown.code == code or any(factor in factors for factor in shown.factors):
-            whole = "the provider fails on the whole graph because of this node: " if culprit else ""
-            if left and context.rejected_part is not None:
-                message = context.rejected_part.message
-                whole = f"the provider rejects this node and then fails on the whole graph: {message}; "
-            basis: Basis = "forms" if shown.inferred else "together" if len(shown.factors) > 1 else "alone"
-            yield Finding("probed", basis, f"{whole}{shown.evidence}", factors=shown.factors, not_run=shown.not_run)
-            return
-
-
-def graph_findings(context: Context, code: ReasonCode) -> Iterator[Finding]:
-    """The first line about the whole graph that matches a pattern of `code`. It names no node: a derived finding."""
-    for pattern in context.patterns if context.started else ():
-        if pattern.reason == code and not names_a_node(pattern):
-            line = next((line for line in context.session_log if re.search(pattern.pattern, line)), None)
-            if line is not None:
-                yield Finding("derived", "graph_line", line.strip())
-                return
-
-
-def is_culprit(context: Context) -> bool:
-    """Whether the provider fails on the graph, and on this node of the rejected part in isolation."""
-    part = context.rejected_part
-    inside = part is not None and not {*part.nodes, *part.rejected_subgraph_nodes}.isdisjoint(context.names)
-    return inside and context.outcome in FAILED
-
-
-def rejected_alone(context: Context) -> bool:
-    """Whether the provider fails on a graph because it rejects only this node, and logs the rejection."""
-    part, probe = context.rejected_part, context.probe
-    single = (
-        part is not None
-        and len(part.nodes) == 1
-        and part.nodes[0] in context.names
-        and not part.rejected_subgraph_nodes
-    )
-    if not single or probe is None or context.outcome != "rejected":
-        return False
-    message = probe.variants[0].message
-    lines = (message, f"{message} node name: {context.node}")  # experiments omit the node name
-    return any(re.search(each.pattern, line) for each in context.patterns if names_a_node(each) for line in lines)
-
-
-def _rejected_in_part(context: Context) -> bool:
-    """Whether the provider rejects the node in isolation, and fails on a part with it but on no single node of it.
-
-    For a part of one node: the node is in its control-flow subgraph.
-    """
-    part = context.rejected_part
-    if part is None or context.outcome != "rejected":
-        return False
-    several = len(part.nodes) > 1 and not set(part.nodes).isdisjoint(context.names) and not context.fails_alone
-    return several or not set(part.rejected_subgraph_nodes).isdisjoint(context.names)
-
-
-def operator_outcome(context: Context, code: ReasonCode) -> str:
-    """The outcome of the unchanged node, if the provider's message names the operator and matches a pattern of `code`.
-
-    Empty if no message matches.
-    """
-    probe = context.probe
-    if probe is None or not probe.variants or probe.missing_probes or context.op_type is None:
-        return ""
-    first = probe.variants[0]
-    if first.outcome not in FAILED and context.rejected_part is None:
-        return ""
-    patterns = [pattern.pattern for pattern in context.patterns if pattern.reason == code]
-    named = re.search(rf"\b{re.escape(context.op_type)}\b", first.message)
-    return opening(first) if named and any(re.search(pattern, first.message) for pattern in patterns) else ""
-
-
-def names_a_node(pattern: LogPattern) -> bool:
-    """Whether the pattern has the group `node`, so its lines are about one node."""
-    return "(?P<node>" in pattern.pattern
-
-
-def with_blank(pattern: LogPattern) -> re.Pattern[str] | None:
-    """The pattern for lines with a blank in place of the name; None if the pattern has no node name."""
-    if pattern.pattern.endswith(f" {NODE_GROUP}"):
-        return re.compile(pattern.pattern.removesuffix(f" {NODE_GROUP}") + r"\s*$")
-    if f" {NODE_GROUP} " in pattern.pattern:
-        return re.compile(pattern.pattern.replace(f" {NODE_GROUP} ", " {2,}"))
-    return None
-
-
-def name_in(line: str, pattern: LogPattern, name: str) -> bool:
-    """Whether the group `node` of `pattern` matches exactly this name in `line`."""
-    if NODE_GROUP in pattern.pattern:
-        ends_line = pattern.pattern.endswith(NODE_GROUP)
-        end = r"\s*$" if ends_line else r"""(?![^\s'":\],;)}])"""
-        exact = pattern.pattern.replace(NODE_GROUP, f"(?P<node>{re.escape(name)}){end}")
-        return bool(name) and re.search(exact, line) is not None
-    return any(match["node"] == name for match in re.finditer(pattern.pattern, line))
-
-
-def pinned_by_user(context: Context) -> Iterator[Finding]:
-    """A pin covers the node, or the provider logged that an option assigns the node to the CPU."""
     if context.pin is not None:
-        yield Finding("derived", "pin", f"--pin {context.pin}")
-    yield from line_findings(context, "pinned_by_user")
+        yield Finding("pinned_by_user", "derived", "pin", f"--pin {context.pin}")
+    if not context.started and entry.reason and entry.reason != "subgraph_rejected" and entry.evidence:
+        yield Finding(entry.reason, ENTRY_KINDS.get(entry.reason, "logged"), "entry", entry.evidence, entry.remedy)
+    if context.started:
+        yield from _inserted(context)
+        yield from _over_budget(context)
+        yield from _log_lines(context)
+    if outcome := _operator_outcome(context):
+        yield Finding("no_kernel_op", "probed", "alone_said", outcome, OTHER_OPERATOR)
+    if context.rejected_part is not None:
+        yield Finding("subgraph_rejected", "probed", "part", _whole_graph(context.rejected_part, context))
+    yield from _experiments(context)
+    yield _unexplained(context)
 
 
-def runtime_inserted(context: Context) -> Iterator[Finding]:
+def _inserted(context: Context) -> Iterator[Finding]:
     """ONNX Runtime inserted the node, as its operator or its neighbours show."""
-    inserted = context.op_type in (*MEMCPY_OPS, *LAYOUT) or context.rewritten_with
-    if not (context.is_added and context.started and inserted):
-        return
     absent = f"the ONNX file has no {context.op_type}"
-    if context.rewritten_with:
+    if context.is_added and context.rewritten_with:
         rewritten = name_some(context.rewritten_with, 3)
         evidence = f"{absent} here; ONNX Runtime added it when it rewrote {rewritten}"
-    else:
-        evidence = f"{absent} of this name"
-    yield Finding("derived", "origin", evidence)
+        yield Finding("runtime_inserted", "derived", "origin", evidence)
+    elif context.is_added and context.op_type in MEMCPY_OPS | LAYOUT:
+        yield Finding("runtime_inserted", "derived", "origin", f"{absent} of this name")
 
 
-def over_budget(context: Context) -> Iterator[Finding]:
-    """A log line that names the node at which the budget ended, or a budget without another cause.
-
-    There is no other cause when the provider supports the node without a budget, in isolation and with every tested
-    neighbour.
-    """
-    yield from line_findings(context, "over_budget")
-    supported = next((shown for shown in conclusions(context.probe) if shown.accepted), None)
-    with_neighbours = [trial for trial in context.probe.variants if trial.factor == NEIGHBOURS] if context.probe else []
-    rejected_together = any(trial.outcome == "rejected" for trial in with_neighbours)
-    if context.budget and context.started and supported is not None and not rejected_together:
-        evidence = f"{context.budget}{_estimate(context)}; {supported.evidence} without a budget"
-        yield Finding("probed", "budget", evidence)
+def _over_budget(context: Context) -> Iterator[Finding]:
+    """A budget without another cause: without it, the provider supports the node, also with every tested neighbour."""
+    probe, shown = context.probe, next(iter(conclusions(context.probe)), None)
+    if not context.budget or probe is None or context.outcome != "supported" or shown is None:
+        return
+    together = any(trial.factor == NEIGHBOURS and trial.outcome == "rejected" for trial in probe.variants)
+    if shown.code == "not_claimed" and not together:
+        evidence = f"{context.budget}{_estimate(context)}; {shown.evidence} without a budget"
+        yield Finding("over_budget", "probed", "budget", evidence)
 
 
 def _estimate(context: Context) -> str:
@@ -307,46 +131,101 @@ def _estimate(context: Context) -> str:
     return ""
 
 
-def option_needed(context: Context) -> Iterator[Finding]:
-    """An experiment in which only a provider option was changed."""
-    yield from (
-        finding for finding in isolation_findings(context, "option_needed", (OPTION,)) if finding.basis == "alone"
-    )
+def _log_lines(context: Context) -> Iterator[Finding]:
+    """For each reason the most specific log line about the node, and the first line with a blank in place of its name.
 
-
-def no_kernel_op(context: Context) -> Iterator[Finding]:
-    """Probes without a supported variant, a log line, or the provider's error on the node in isolation."""
-    outcome = operator_outcome(context, "no_kernel_op")
-    if outcome:
-        yield Finding("probed", "alone_said", outcome, OTHER_OPERATOR)
-    for found in isolation_findings(context, "no_kernel_op"):
-        basis: Basis = "alone_left" if rejected_alone(context) else found.basis
-        yield replace(found, basis=basis, remedy=OTHER_OPERATOR)
-    yield from line_findings(context, "no_kernel_op")
-
-
-def subgraph_rejected(context: Context) -> Iterator[Finding]:
-    """The provider failed on the graph or on this node in isolation, or logged that it rejects a part of the graph.
-
-    A node that is not in the file was not rejected: ONNX Runtime added it afterwards.
+    The pattern's group `node` must match a complete name of the node. Patterns without that group are about the whole
+    graph. A node that is not in the file was not rejected with a part of it: ONNX Runtime added it afterwards.
     """
-    if context.rejected_part is not None:
-        yield Finding("probed", "part", _whole_graph(context.rejected_part, context))
-    if not context.is_added:
-        yield from isolation_findings(context, "subgraph_rejected")
-        yield from line_findings(context, "subgraph_rejected")
-        yield from graph_findings(context, "subgraph_rejected")
+    blank, by_code = context.blank_log or "", dict[ReasonCode, list[LogPattern]]()
+    for pattern in sorted(context.patterns, key=lambda pattern: pattern.vague):
+        if not (context.is_added and pattern.reason == "subgraph_rejected"):
+            by_code.setdefault(pattern.reason, []).append(pattern)
+    for code, patterns in by_code.items():
+        if blank and any(each.search(blank) for pattern in patterns if (each := pattern.with_blank) is not None):
+            yield Finding(code, "logged", "blank_line", blank.strip())
+        named = (
+            Finding(code, "logged", "vague_line" if pattern.vague else "line", line.strip())
+            for pattern in patterns
+            if pattern.names_node
+            for name in context.names
+            for line in context.log
+            if pattern.is_about(line, name)
+        )
+        yield from itertools.islice(named, 1)
+    unnamed = [each.pattern for each in by_code.get("subgraph_rejected", ()) if not each.names_node]
+    about_graph = (line for each in unnamed for line in context.session_log if re.search(each, line))
+    for line in itertools.islice(about_graph, 1):
+        yield Finding("subgraph_rejected", "derived", "graph_line", line.strip())
+
+
+def _experiments(context: Context) -> Iterator[Finding]:
+    """For each reason the first finding from experiments on the node.
+
+    For a provider that failed on the graph, the node must be the cause or in the rejected part.
+    """
+    role, part, whole = _role(context), context.rejected_part, ""
+    if not (context.started or role):
+        return
+    if role == "culprit":
+        whole = "the provider fails on the whole graph because of this node: "
+    if role == "rejected" and part is not None:
+        whole = f"the provider rejects this node and then fails on the whole graph: {part.message}; "
+    first = {found.code: found for found in reversed(conclusions(context.probe))}
+    for code, found in first.items():
+        basis = "alone_left" if role == "rejected" and code == "no_kernel_op" else found.basis
+        if not (context.is_added and code == "subgraph_rejected"):
+            yield replace(found, basis=basis, evidence=f"{whole}{found.evidence}")
+
+
+def _role(context: Context) -> Literal["culprit", "rejected", "in_part", ""]:
+    """The role of the node in the part of the graph on which the provider fails.
+
+    culprit: it fails on the node in isolation. rejected: it rejects only this node, and logs the rejection. in_part: it
+    rejects the node in isolation, and fails on a part with it but on no single node of it; for a part of one node, the
+    node is in its control-flow subgraph.
+    """
+    part, probe = context.rejected_part, context.probe
+    if part is None or probe is None:
+        return ""
+    own = not set(part.nodes).isdisjoint(context.names)
+    inside = not set(part.rejected_subgraph_nodes).isdisjoint(context.names)
+    if context.outcome in FAILED and (own or inside):
+        return "culprit"
+    if context.outcome != "rejected":
+        return ""
+    if own and len(part.nodes) == 1 and not part.rejected_subgraph_nodes:
+        message = probe.variants[0].message
+        lines = (message, f"{message} node name: {context.node}")  # experiments omit the node name
+        patterns = [each.pattern for each in context.patterns if each.names_node]
+        return "rejected" if any(re.search(pattern, line) for pattern in patterns for line in lines) else ""
+    several = own and len(part.nodes) > 1 and not context.fails_alone
+    return "in_part" if several or inside else ""
+
+
+def _operator_outcome(context: Context) -> str:
+    """The outcome of the unchanged node, if the provider's message matches a pattern of no_kernel_op with its operator.
+
+    Empty if no message does.
+    """
+    probe = context.probe
+    if probe is None or not probe.variants or probe.missing_probes or context.op_type is None:
+        return ""
+    first = probe.variants[0]
+    if first.outcome not in FAILED and context.rejected_part is None:
+        return ""
+    patterns = [pattern.pattern for pattern in context.patterns if pattern.reason == "no_kernel_op"]
+    named = re.search(rf"\b{re.escape(context.op_type)}\b", first.message)
+    return opening(first) if named and any(re.search(pattern, first.message) for pattern in patterns) else ""
 
 
 def _whole_graph(part: RejectedPart, context: Context) -> str:
     """The result of the bisection, and whether this node is in the part."""
-    if part.is_whole_graph and part.untested:
-        untested = f"parts of it not tested: {part.untested}"
-        return f"the provider opens other graphs and fails on this one: {part.message}; {untested}"
     if part.is_whole_graph:
-        return (
-            f"the provider opens other graphs and fails on this one, but on no part extracted from it: {part.message}"
-        )
+        start = "the provider opens other graphs and fails on this one"
+        if part.untested:
+            return f"{start}: {part.message}; parts of it not tested: {part.untested}"
+        return f"{start}, but on no part extracted from it: {part.message}"
     named = name_some(part.nodes, MOST_NAMED)
     fails = "fails with only an added Neg" if part.neg_added else "fails alone"
     size = f"the smallest part that {fails}" if part.minimal else "the smallest failing part found in time"
@@ -357,7 +236,7 @@ def _whole_graph(part: RejectedPart, context: Context) -> str:
         named += f" (in its control-flow subgraph, {inner} alone fails or is not supported)"
     rest = _rest_of_graph(part)
     shown = next(iter(conclusions(context.probe)), None)
-    if shown is not None and is_culprit(context):
+    if shown is not None and _role(context) == "culprit":
         return f"the provider fails on this graph; {size} is {named}; {shown.evidence}{rest}"
     own = not set(part.nodes).isdisjoint(context.names)
     here = "this node is in it" if own else "this node is not in it, but the graph fails as a whole"
@@ -373,18 +252,13 @@ def _rest_of_graph(part: RejectedPart) -> str:
     return f"{also}; whether the graph has {'more' if others else 'other'} failing parts is unknown"
 
 
-def unexplained(context: Context) -> Iterator[Finding]:
-    """Applies to every node, after every other reason."""
-    entry = context.skipped
+def _unexplained(context: Context) -> Finding:
+    """The finding that applies to every node, after all others."""
+    entry, missing = context.skipped, context.probe.missing_probes if context.probe is not None else ""
     if not context.started:
         evidence = entry.evidence or f"{entry.provider} is unavailable ({entry.reason})"
-        yield Finding("none", "nothing", evidence, entry.remedy)
-    elif context.provider == UNKNOWN:
-        yield Finding("none", "nowhere", "no source shows where this node runs")
-    else:
-        missing = (
-            f"; experiments: {context.probe.missing_probes}"
-            if context.probe is not None and context.probe.missing_probes
-            else ""
-        )
-        yield Finding("none", "nothing", f"no source shows why the node is not on the preferred provider{missing}")
+        return Finding("unexplained", "none", "nothing", evidence, entry.remedy)
+    if context.provider == UNKNOWN:
+        return Finding("unexplained", "none", "nowhere", "no source shows where this node runs")
+    evidence = f"no source shows why the node is not on the preferred provider{missing and f'; experiments: {missing}'}"
+    return Finding("unexplained", "none", "nothing", evidence)

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from dataclasses import replace
+from typing import NamedTuple, TypeVar
 
 from partita.diagnosis import naming
 from partita.observations.facts import AssignedNode, GraphNode
@@ -24,155 +24,136 @@ CONTROL_FLOW = frozenset({"If", "Loop", "Scan", "BeamSearch", "GreedySearch", "S
 """Operators of ONNX and com.microsoft with subgraphs that ONNX Runtime runs node by node."""
 FOLDED = frozenset({"Constant", "Shape", "Size"})
 """Operators that ONNX Runtime computes before a run; no executed node replaces them."""
+Node = TypeVar("Node", bound=Hashable)
 
 
-@dataclass(frozen=True, slots=True)
-class OptimisedGraph:
-    """Nodes and tensors of the optimised graph of a session."""
+class Memcpy(NamedTuple):
+    """The tensor that a Memcpy node copies."""
 
-    nodes: dict[str, GraphNode]
-    producers: dict[str, str]
-    """Tensor -> node that produces it; graph inputs and constants have none."""
-    readers: dict[str, tuple[str, ...]]
-    """Tensor -> nodes that read it."""
-    unnamed_node_outputs: frozenset[str]
-    """Output tensors of nodes without a name."""
-    other_names: dict[str, str]
-    """Name of a tensor in the optimised graph -> its other name, that of the ONNX file if it has the tensor."""
+    op_type: str
+    tensor: str
+
+
+class Graph:
+    """Nodes of a graph by name, in topological order, with their edges."""
+
+    def __init__(self, nodes: Iterable[GraphNode]) -> None:
+        self.nodes = {node.name: node for node in nodes}
+        self.makers: dict[str, str] = {}
+        """Tensor -> node that produces it; graph inputs and constants have none."""
+        self.readers: dict[str, list[str]] = {}
+        """Tensor -> nodes that read it."""
+        for name, node in self.nodes.items():
+            self.makers |= dict.fromkeys(filter(None, node.outputs), name)
+            for tensor in dict.fromkeys(filter(None, node.inputs)):
+                self.readers.setdefault(tensor, []).append(name)
+
+    def before(self, names: Iterable[str]) -> set[str]:
+        """The producers of the inputs of nodes."""
+        return {self.makers[tensor] for name in names for tensor in self.nodes[name].inputs if tensor in self.makers}
+
+    def after(self, names: Iterable[str]) -> set[str]:
+        """The readers of the outputs of nodes."""
+        return {each for name in names for tensor in self.nodes[name].outputs for each in self.readers.get(tensor, ())}
+
+
+class OptimisedGraph(Graph):
+    """The optimised graph of a session. `file`: nodes of the ONNX file."""
+
+    def __init__(self, nodes: Iterable[GraphNode], file: Iterable[GraphNode]) -> None:
+        nodes, exported = list(nodes), list(file)
+        super().__init__(nodes)
+        self.unnamed_node_outputs = {tensor for node in nodes if not node.name for tensor in node.outputs}
+        """Output tensors of nodes without a name."""
+        known = {tensor for node in exported for tensor in (*node.inputs, *node.outputs)}
+        # The outputs of a Split that replaces Slices have the names of the Slices.
+        split = {tensor for tensor, maker in self.makers.items() if maker != tensor and tensor not in known}
+        self.other_names = {node.name: node.outputs[0] for node in exported if node.name in split}
+        """Name of a tensor in the optimised graph -> its other name, that of the ONNX file if it has the tensor."""
+        for node in self.nodes.values():
+            sides = [tensor for tensor in (*node.inputs, *node.outputs) if tensor]
+            if node.op_type in MEMCPY_OPS and sides:
+                chosen = next((tensor for tensor in sides if tensor in known), min(sides, key=len))
+                chosen = self.original(chosen)
+                self.other_names |= {tensor: chosen for tensor in sides if tensor != chosen}
 
     def original(self, tensor: str) -> str:
         """The name of a tensor in the ONNX file; unchanged if the file has no such tensor."""
         return self.other_names.get(tensor, tensor)
 
-    def with_file_tensors(self, names: Collection[str]) -> dict[str, GraphNode]:
-        """Nodes of these names without copies, in topological order, with the names of tensors in the ONNX file."""
-        nodes = (node for name, node in self.nodes.items() if name in names)
-        return {
-            node.name: replace(
-                node,
-                inputs=tuple(map(self.original, node.inputs)),
-                outputs=tuple(map(self.original, node.outputs)),
-            )
+    def copies(self) -> dict[str, Memcpy]:
+        """The copy of each Memcpy node, with the file's name of its tensor."""
+        nodes = (node for node in self.nodes.values() if node.op_type in MEMCPY_OPS and node.inputs)
+        return {node.name: Memcpy(node.op_type, self.original(node.inputs[0])) for node in nodes}
+
+    def with_file_tensors(self, names: Collection[str]) -> Graph:
+        """The graph of the nodes of these names, without copies and with the names of tensors in the ONNX file."""
+        nodes = (node for name, node in self.nodes.items() if name in names and node.op_type not in MEMCPY_OPS)
+        original = self.original
+        return Graph(
+            replace(node, inputs=tuple(map(original, node.inputs)), outputs=tuple(map(original, node.outputs)))
             for node in nodes
-            if node.op_type not in MEMCPY_OPS
-        }
+        )
 
 
-def index_graph(nodes: Iterable[GraphNode], file: Iterable[GraphNode]) -> OptimisedGraph:
-    """Index the nodes of an optimised graph. `file`: nodes of the ONNX file."""
-    exported = list(file)
-    known = {tensor for node in exported for tensor in (*node.inputs, *node.outputs)}
-    by_name, unnamed = dict[str, GraphNode](), frozenset[str]()
-    for node in nodes:
-        by_name[node.name] = node
-        unnamed = unnamed.union(() if node.name else node.outputs)
-    makers = {tensor: node.name for node in by_name.values() for tensor in node.outputs if tensor}
-    readers: dict[str, list[str]] = {}
-    # The outputs of a Split that replaces Slices have the names of the Slices.
-    split = {tensor for tensor, maker in makers.items() if maker != tensor}.difference(known)
-    names = {node.name: node.outputs[0] for node in exported if node.name in split}
-    for node in by_name.values():
-        for tensor in dict.fromkeys(filter(None, node.inputs)):
-            readers.setdefault(tensor, []).append(node.name)
-        if node.op_type in MEMCPY_OPS:
-            names |= _copied_names(node, known, names)
-    return OptimisedGraph(by_name, makers, {tensor: tuple(found) for tensor, found in readers.items()}, unnamed, names)
-
-
-def _copied_names(node: GraphNode, known: Collection[str], names: dict[str, str]) -> dict[str, str]:
-    """The common name of both sides of a copy: the name in the file, else the shorter name."""
-    sides = [tensor for tensor in (*node.inputs, *node.outputs) if tensor]
-    if not sides:
-        return {}
-    of_file = [tensor for tensor in sides if tensor in known]
-    chosen = of_file[0] if of_file else min(sides, key=len)
-    chosen = names.get(chosen, chosen)
-    return {tensor: chosen for tensor in sides if tensor != chosen}
-
-
-def edges(nodes: Mapping[str, GraphNode]) -> tuple[dict[str, str], dict[str, list[str]]]:
-    """Tensor -> name of the node that produces it, and tensor -> names of the nodes that read it."""
-    makers: dict[str, str] = {}
-    readers: dict[str, list[str]] = {}
-    for name, node in nodes.items():
-        makers |= dict.fromkeys(filter(None, node.outputs), name)
-        for tensor in filter(None, node.inputs):
-            readers.setdefault(tensor, []).append(name)
-    return makers, readers
-
-
-Nodes = Mapping[str, GraphNode]
-Node = TypeVar("Node", bound=Hashable)
-
-
-@dataclass(frozen=True, slots=True)
-class Region:
+class Region(NamedTuple):
     """Names of the nodes between the cuts, in order."""
 
     file: list[str]
     executed: list[str]
-    changed: list[str]
-    """Executed nodes that the file does not have, or has with another operator or other outputs."""
-    added: list[str]
-    """Executed nodes that the file does not have, or has with another operator."""
 
 
 class Cut:
-    """The nodes of both graphs in topological order, and the tensors that both graphs produce.
+    """Both graphs, and the tensors that both produce.
 
     Args:
-        file: Nodes of the file.
-        executed: Nodes of the executed graph, with the file's names of tensors and without copies.
+        executed: The executed graph, with the file's names of tensors and without copies.
         inputs: Names of the graph's inputs.
     """
 
-    def __init__(self, file: Nodes, executed: Nodes, inputs: Iterable[str]) -> None:
+    def __init__(self, file: Graph, executed: Graph, inputs: Iterable[str]) -> None:
         self.file, self.executed = file, executed
-        makers, _ = edges(file)
-        self.shared = makers.keys() & edges(executed)[0].keys()
-        self.sources = {each for each in self.shared if file[makers[each]].op_type not in FOLDED}.union(inputs)
+        self.shared = file.makers.keys() & executed.makers.keys()
+        self.sources = {each for each in self.shared if file.nodes[file.makers[each]].op_type not in FOLDED}
+        self.sources.update(inputs)
+        kept = executed.nodes.keys() & file.nodes.keys()
+        kept = {name for name in kept if _operator(executed.nodes[name]) == _operator(file.nodes[name])}
+        self.added = executed.nodes.keys() - kept
+        """Executed nodes that the file does not have, or has with another operator."""
+        moved = {name for name in kept if executed.nodes[name].outputs != file.nodes[name].outputs}
+        self.changed = self.added | moved
+        """Executed nodes that the file does not have, or has with another operator or other outputs."""
 
     def regions(self) -> Iterator[Region]:
         """The regions with nodes of both graphs in which ONNX Runtime changed nodes.
 
-        A region is omitted if its executed nodes do not read all inputs of its file nodes.
+        They are connected by tensors of only one graph, or by tensors that both graphs produce. A region is omitted if
+        its executed nodes do not read all inputs of its file nodes.
         """
-        for file, executed in self._connected():
-            added = [name for name in executed if is_other(self.executed[name], self.file.get(name))]
-            moved = [name for name in executed if name in self.file and self._outputs_differ(name)]
-            needed = {tensor for name in file for tensor in self.file[name].inputs if tensor in self.sources}
-            there = {tensor for name in file for tensor in self.file[name].outputs}
-            there |= {tensor for name in executed for tensor in self.executed[name].inputs}
-            if file and (added or moved) and needed <= there:
-                yield Region(file, executed, [name for name in executed if name in (*added, *moved)], added)
-
-    def _outputs_differ(self, name: str) -> bool:
-        return self.executed[name].outputs != self.file[name].outputs
-
-    def _computed(self) -> dict[str, GraphNode]:
-        """File nodes that depend on shared tensors or on inputs of a changed node, without constants."""
-        makers, _ = edges(self.file)
-        known = {*self.sources}
-        for name, node in self.executed.items():
-            if is_other(node, self.file.get(name)) or self._outputs_differ(name):
-                known.update(filter(None, node.inputs))
-        found: dict[str, GraphNode] = {}
-        for name, node in self.file.items():
-            reads = (each in known or makers.get(each) in found for each in node.inputs)
-            if node.op_type not in FOLDED and any(reads):
-                found[name] = node
-        return found
-
-    def _connected(self) -> Iterator[tuple[list[str], list[str]]]:
-        """Groups of nodes connected by tensors of only one graph, or by tensors that both graphs produce."""
         tensors: dict[tuple[str, str], list[tuple[str, str]]] = {}
-        for side, nodes in (("file", self._computed()), ("executed", self.executed)):
-            own = edges(nodes)[0].keys() - self.shared
-            for name, node in nodes.items():
+        for side, graph in (("file", self._computed()), ("executed", self.executed)):
+            own = graph.makers.keys() - self.shared
+            for name, node in graph.nodes.items():
                 tensors[side, name] = [(side, each) for each in (*node.inputs, *node.outputs) if each in own]
                 tensors[side, name] += [("both", each) for each in node.outputs if each in self.shared]
         for group in connected(tensors):
-            yield [name for side, name in group if side == "file"], [name for side, name in group if side == "executed"]
+            file = [name for side, name in group if side == "file"]
+            executed = [name for side, name in group if side == "executed"]
+            needed = {tensor for name in file for tensor in self.file.nodes[name].inputs if tensor in self.sources}
+            there = {tensor for name in file for tensor in self.file.nodes[name].outputs}
+            there |= {tensor for name in executed for tensor in self.executed.nodes[name].inputs}
+            if file and not self.changed.isdisjoint(executed) and needed <= there:
+                yield Region(file, executed)
+
+    def _computed(self) -> Graph:
+        """File nodes that depend on shared tensors or on inputs of a changed node, without constants."""
+        known = self.sources.union(*(self.executed.nodes[name].inputs for name in self.changed)) - {""}
+        found: dict[str, GraphNode] = {}
+        for name, node in self.file.nodes.items():
+            reads = (each in known or self.file.makers.get(each) in found for each in node.inputs)
+            if node.op_type not in FOLDED and any(reads):
+                found[name] = node
+        return Graph(found.values())
 
     def fits(self, region: Region, owners: Mapping[str, str]) -> bool:
         """Whether the executed nodes have the same dependencies and outputs as the file nodes joined with them.
@@ -182,22 +163,22 @@ class Cut:
         works = {name: name for name in owners.values()}
         return self._flow(region.executed, self.executed, works) == self._flow(region.file, self.file, owners)
 
-    def _flow(self, names: Iterable[str], nodes: Nodes, owners: Mapping[str, str]) -> dict[str, set[str]]:
+    def _flow(self, names: Iterable[str], graph: Graph, owners: Mapping[str, str]) -> dict[str, set[str]]:
         """The owners whose outputs each owner reads, and the owner that produces each shared tensor."""
         found: dict[str, set[str]] = {}
         made: dict[str, set[str]] = {}
         for name in names:
-            before = {owner for tensor in nodes[name].inputs for owner in made.get(tensor, ())}
+            before = {owner for tensor in graph.nodes[name].inputs for owner in made.get(tensor, ())}
             if name in owners:
                 found.setdefault(owners[name], set()).update(before - {owners[name]})
                 before = {owners[name]}
-            made |= dict.fromkeys(filter(None, nodes[name].outputs), before)
+            made |= dict.fromkeys(filter(None, graph.nodes[name].outputs), before)
         return found | {f"tensor {tensor}": before for tensor, before in made.items() if tensor in self.shared}
 
 
-def is_other(node: GraphNode, before: GraphNode | None) -> bool:
-    """Whether the file has no such node, or has it with another operator."""
-    return before is None or (before.op_type, before.domain) != (node.op_type, node.domain)
+def _operator(node: GraphNode) -> tuple[str, str]:
+    """The operator of a node with its domain."""
+    return node.domain, node.op_type
 
 
 def connected(nodes: Mapping[Node, Iterable[Hashable]]) -> list[list[Node]]:
@@ -222,8 +203,6 @@ def connected(nodes: Mapping[Node, Iterable[Hashable]]) -> list[list[Node]]:
 COMPILED = "CompiledSubgraph"
 """Operator name for all compiled subgraphs. ONNX Runtime gives each an operator with a running number."""
 NUMBER = re.compile(r"_(\d+)$")
-Listed = Mapping[str, tuple[AssignedNode, ...]]
-"""Compiled node -> its nodes in the assignment list."""
 
 
 def compiled_subgraphs(
@@ -252,9 +231,9 @@ def compiled_subgraphs(
 
 
 def file_nodes(
-    compiled: Listed, exported: Mapping[str, GraphNode], order: Collection[str]
+    compiled: Mapping[str, tuple[AssignedNode, ...]], exported: Graph, order: Collection[str]
 ) -> dict[str, tuple[str, ...]]:
-    """The file nodes in each compiled node that are not executed themselves.
+    """The file nodes in each compiled node that are not executed themselves. `compiled`: from `compiled_subgraphs`.
 
     A listed node may be the result of an earlier fusion, whose name begins with the name of a file node, or of a change
     of layout, which appends a number to the name. Other nodes that are not executed belong to the compiled node if all
@@ -264,18 +243,15 @@ def file_nodes(
     for name, nodes in compiled.items():
         listed[name] = list(dict.fromkeys(each for node in nodes for each in _file_nodes_of(node, exported)))
     home = {each: name for name, names in listed.items() for each in names}
+    computed = Graph(node for node in exported.nodes.values() if node.op_type not in FOLDED)
     gone = {
         name: (*filter(None, node.inputs), *filter(None, node.outputs))
-        for name, node in exported.items()
-        if home and name not in home and name not in order and node.op_type not in FOLDED
+        for name, node in computed.nodes.items()
+        if home and name not in home and name not in order
     }
-    makers, readers = edges(exported)
     for group in connected(gone):
-        before = {makers[tensor] for name in group for tensor in exported[name].inputs if tensor in makers}
-        before = {name for name in before.difference(group) if exported[name].op_type not in FOLDED}
-        after = {each for name in group for tensor in exported[name].outputs for each in readers.get(tensor, ())}
-        after -= {*group}
-        operators = {exported[name].op_type for name in group}
+        before, after = computed.before(group).difference(group), exported.after(group).difference(group)
+        operators = {exported.nodes[name].op_type for name in group}
         if operators == {"DequantizeLinear"}:
             around = after
         elif operators == {"QuantizeLinear"}:
@@ -289,11 +265,11 @@ def file_nodes(
     return {name: names for name, names in found.items() if names}
 
 
-def _file_nodes_of(node: AssignedNode, exported: Mapping[str, GraphNode]) -> tuple[str, ...]:
+def _file_nodes_of(node: AssignedNode, exported: Graph) -> tuple[str, ...]:
     """The file nodes of a listed node: that of its name, of its name before a change of layout, or of its fusion."""
     plain = RENAMED.sub("", node.name)
-    if node.name in exported:
+    if node.name in exported.nodes:
         return (node.name,)
-    if plain in exported and exported[plain].op_type == node.op_type:
+    if plain in exported.nodes and exported.nodes[plain].op_type == node.op_type:
         return (plain,)
-    return naming.replaced_by(node.name, exported)
+    return naming.replaced_by(node.name, exported.nodes)

@@ -11,11 +11,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from partita.diagnosis import naming
-from partita.diagnosis.graphs import FOLDED, LAYOUT, MEMCPY_OPS, Cut, Nodes, OptimisedGraph, connected, edges
-from partita.observations.facts import GraphNode
+from partita.diagnosis.graphs import FOLDED, LAYOUT, MEMCPY_OPS, Cut, Graph, OptimisedGraph, Region, connected
 from partita.observations.names import INLINED
 
 MARKS = ("_", "/")
@@ -24,188 +22,197 @@ REMOVABLE = frozenset({"Identity", "Cast"})
 """Operators that ONNX Runtime removes if they have no effect: readers of the output then read the input."""
 Names = Mapping[str, tuple[str, ...]]
 """Executed node -> file nodes."""
-Owners = Mapping[str, str]
-"""File node -> the executed node that replaces it."""
 
 
-@dataclass(frozen=True, slots=True)
-class ExecutedNode:
-    """An executed node."""
-
-    name: str
-    op_type: str | None
-    """None if neither a graph nor a profile has the node."""
-    provider: str | None
-
-    def is_related(self, file_node: GraphNode) -> bool:
-        """Whether the operator is that of the file node or a variant, e.g. NhwcMaxPool of MaxPool."""
-        operators = (self.op_type or "", file_node.op_type)
-        return self.op_type is not None and (operators[0].endswith(operators[1]) or operators[1].endswith(operators[0]))
+def is_related(op_type: str | None, of_file: str) -> bool:
+    """Whether an executed operator is that of a file node or a variant, e.g. NhwcMaxPool of MaxPool."""
+    return op_type is not None and (op_type.endswith(of_file) or of_file.endswith(op_type))
 
 
-@dataclass(frozen=True, slots=True)
-class JoinedNodes:
-    """The join for executed nodes that are not in the file, or replace more than the file node of their name."""
-
-    file_nodes_of: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """Executed node -> file nodes that it replaces."""
-    rewritten_with: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """Executed node that replaces no file node -> file nodes that ONNX Runtime rewrote when it added the node."""
-    ambiguous: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """Executed node of a region that could not be divided -> file nodes that it may replace in part."""
-
-
-def join_graphs(
-    order: Sequence[str],
-    exported: Nodes,
-    graph: OptimisedGraph,
-    inputs: Collection[str],
-    known: Names,
-    candidates: Names,
-) -> JoinedNodes:
-    """Join executed nodes with file nodes by the tensors of both graphs.
+class Join:
+    """The join of a session, for executed nodes that are not in the file or replace more than the node of their name.
 
     Args:
-        order: Executed nodes in the order of execution.
-        exported: Nodes of the file's main graph.
-        inputs: Names of the graph's inputs.
+        ops: Executed node -> its operator, in the order of execution; None if neither graph nor profile has the node.
+        file: The file's main graph.
         known: Executed node -> file nodes, from other sources.
-        candidates: Executed node -> file nodes that may contain it; empty: it needs no join.
     """
-    nodes = [ExecutedNode(name, graph.nodes[name].op_type if name in graph.nodes else None, None) for name in order]
-    owners = _owners(order, exported, known)
-    found = _join_regions(nodes, exported, graph, inputs, {**candidates, **known}, owners)
-    owners |= {each: name for name, behind in found.file_nodes_of.items() for each in behind}
-    named = _by_prefix((name for name in order if name not in {**known, **found.rewritten_with}), exported, owners)
-    return JoinedNodes({**named, **known, **found.file_nodes_of}, found.rewritten_with, found.ambiguous)
+
+    def __init__(self, ops: Mapping[str, str | None], file: Graph, known: Names) -> None:
+        self.ops, self.file = ops, file
+        self.computed = Graph(node for node in file.nodes.values() if node.op_type not in FOLDED)
+        self.places = {name: place for place, name in enumerate(ops)}
+        self.owners = {each: name for name, behind in known.items() for each in behind}
+        """File node -> the executed node that is known to replace it, or that has its name."""
+        self.owners |= {name: name for name in ops if name in file.nodes}
+        self.file_nodes_of = dict(known)
+        """Executed node -> file nodes that it replaces."""
+        self.rewritten_with: dict[str, tuple[str, ...]] = {}
+        """Executed node that replaces no file node -> file nodes that ONNX Runtime rewrote when it added the node."""
+        self.ambiguous: dict[str, tuple[str, ...]] = {}
+        """Executed node of a region that could not be divided -> file nodes that it may replace in part."""
+
+    def by_tensors(self, graph: OptimisedGraph, inputs: Collection[str], candidates: Names) -> None:
+        """Join by the tensors of both graphs.
+
+        Args:
+            inputs: Names of the graph's inputs.
+            candidates: Executed node -> file nodes that may contain it; empty: it needs no join.
+        """
+        cut, found = Cut(self.file, graph.with_file_tensors(self.ops), inputs), dict[str, tuple[str, ...]]()
+        candidates = {**candidates, **self.file_nodes_of}
+        for region in cut.regions():
+            gone = tuple(name for name in region.file if name not in self.ops)
+            read = {tensor for name in region.executed for tensor in cut.executed.nodes[name].inputs}
+            shares: Names | None = {}
+            if not graph.unnamed_node_outputs.isdisjoint(read):  # one of its executed nodes has no name
+                shares = None
+            elif len(region.executed) > 1:
+                shares = self._divide_region(cut, region, gone, candidates, found)
+            elif gone:
+                shares = {region.executed[0]: gone}
+            if shares is None:
+                self.ambiguous |= dict.fromkeys((each for each in region.executed if each not in self.file.nodes), gone)
+            found |= shares or {}
+        self._add(found)
+        self._by_prefix()
+
+    def _divide_region(
+        self, cut: Cut, region: Region, gone: Sequence[str], candidates: Names, found: dict[str, tuple[str, ...]]
+    ) -> Names | None:
+        """Executed node of a region -> file nodes of `gone` that it replaces; None if that is ambiguous.
+
+        Adds nodes of functions with one candidate to `found`.
+        """
+        calls = {name: set(candidates[name]).intersection(gone) for name in region.executed if name in candidates}
+        found |= {name: tuple(functions) for name, functions in calls.items() if len(functions) == 1}
+        added = [name for name in region.executed if name in cut.added and name not in candidates]
+        if not added:  # nodes were only moved or removed
+            return {}
+        names = [name for name in region.file if self.owners.get(name, name) == name]
+        parts = _Division(self, names, [name for name in region.executed if name not in candidates])
+        parts.divide(added, set().union(*calls.values()))
+        moved = {name: own for name, own in parts.owners.items() if self.file.nodes[name].op_type not in REMOVABLE}
+        if not cut.fits(region, moved):
+            return None
+        shares = parts.shares()
+        rewritten = tuple(name for name in gone if name in parts.owners)
+        rewritten = rewritten or tuple(name for name in region.executed if name in cut.changed and name in region.file)
+        self.rewritten_with |= dict.fromkeys((name for name in added if name not in shares and rewritten), rewritten)
+        return shares
+
+    def by_names(self, listed: Mapping[str, str], providers: Mapping[str, str | None], known: Collection[str]) -> None:
+        """Join without an optimised graph.
+
+        By name; by operator if only one file node and one executed node of it are left on a provider; then fused nodes
+        of one operator in the order of the file.
+
+        Args:
+            listed: Providers of nodes in the assignment list.
+            providers: Providers of executed nodes.
+            known: Executed nodes that need no join.
+        """
+        self._by_prefix()
+        file = self.file.nodes
+        gone = [name for name in self.computed.nodes if name in listed and name not in self.owners]
+        done = {*file, *self.file_nodes_of, *known}
+        new = [name for name, op in self.ops.items() if name not in done and op not in MEMCPY_OPS]
+        parts = _Division(self, gone, [name for name in new if not name.startswith(INLINED)])
+
+        def suited(name: str, nodes: Iterable[str]) -> list[str]:
+            """The executed nodes of the provider and of the operator of a file node, as far as known."""
+            near = [each for each in nodes if providers[each] in (None, listed[name])]
+            return [each for each in near if self.ops[each] is None or is_related(self.ops[each], file[name].op_type)]
+
+        for name, nodes in parts.called_after().items():
+            if len(own := suited(name, nodes)) == 1:
+                parts.owners[name] = own[0]
+        left = parts.new
+        free = {name: [each for each in suited(name, left) if self.ops[each]] for name in parts.gone}
+        counts = Counter(each for nodes in free.values() for each in nodes)
+        parts.owners |= {name: nodes[0] for name, nodes in free.items() if len(nodes) == 1 and counts[nodes[0]] == 1}
+        groups = parts.unmatched_groups()
+        fused = [name for name in parts.new if self.ops[name] not in LAYOUT]
+        if len(groups) == len(fused) and len({self.ops[name] for name in fused}) == 1:
+            parts.owners |= {each: name for group, name in zip(groups, fused, strict=True) for each in group}
+        self._add(parts.shares())
+
+    def _add(self, found: Names) -> None:
+        """Add executed nodes with the file nodes that they replace."""
+        self.file_nodes_of |= found
+        self.owners |= {each: name for name, behind in found.items() for each in behind}
+
+    def _by_prefix(self) -> None:
+        """Join file nodes without an owner whose names are prefixes of the name of a new node: `NAME/GeluFusion/`."""
+        done = self.file.nodes.keys() | self.file_nodes_of.keys() | self.rewritten_with.keys()
+        found = {name: naming.replaced_by(name, self.file.nodes) for name in self.ops if name not in done}
+        left = {name: tuple(each for each in behind if each not in self.owners) for name, behind in found.items()}
+        self._add({name: behind for name, behind in left.items() if behind})
 
 
-def join_in_order(
-    order: Sequence[ExecutedNode], exported: Nodes, listed: Mapping[str, str], known: Names, candidates: Names
-) -> JoinedNodes:
-    """Join executed nodes with file nodes without an optimised graph. `listed`: providers in the assignment list.
-
-    By name; by operator if only one file node and one executed node of it are left on a provider; then fused nodes of
-    one operator in the order of the file.
-    """
-    names = [node.name for node in order]
-    owners = _owners(names, exported, known)
-    named = _by_prefix((name for name in names if name not in known), exported, owners)
-    owners |= {each: name for name, behind in named.items() for each in behind}
-    gone = [name for name in exported if name in listed and name not in owners and exported[name].op_type not in FOLDED]
-    known_names = {*exported, *known, *candidates, *named}
-    new = [node for node in order if node.name not in known_names and node.op_type not in MEMCPY_OPS]
-    new = [node for node in new if not node.name.startswith(INLINED)]
-    region = _Region(_File(exported, order, owners), gone, new)
-
-    def suited(name: str, nodes: Iterable[ExecutedNode]) -> list[ExecutedNode]:
-        """The executed nodes of the provider and of the operator of a file node, as far as known."""
-        near = [node for node in nodes if node.provider in (None, listed[name])]
-        return [node for node in near if node.op_type is None or node.is_related(exported[name])]
-
-    called = region.called_after()
-    for name, nodes in called.items():
-        if len(own := suited(name, nodes)) == 1:
-            region.executed_by_file_node[name] = own[0].name
-    left = region.unmatched_file_nodes
-    free = {name: [node for node in suited(name, region.unmatched_executed_nodes) if node.op_type] for name in left}
-    counts = Counter(node for nodes in free.values() for node in nodes)
-    for name, nodes in free.items():
-        if len(nodes) == 1 and counts[nodes[0]] == 1:
-            region.executed_by_file_node[name] = nodes[0].name
-    groups = _unmatched_groups(region)
-    fused = [node for node in region.unmatched_executed_nodes if node.op_type not in LAYOUT]
-    if len(groups) == len(fused) and len({node.op_type for node in fused}) == 1:
-        for group, node in zip(groups, fused, strict=True):
-            region.executed_by_file_node.update(dict.fromkeys(group, node.name))
-    return JoinedNodes({**named, **known, **region.shares()})
-
-
-def _unmatched_groups(region: _Region) -> list[list[str]]:
-    """Several connected file nodes without an executed node, also of fusions before the assignment list."""
-    left: dict[str, list[str]] = {}
-    for name, node in region.file.nodes.items():
-        computed = any(region.owner(each) or each in left for each in region.file.before(name).values())
-        if region.owner(name) is None and node.op_type not in FOLDED and (computed or name in region.names):
-            made = {tensor for each in left for tensor in region.file.nodes[each].outputs}
-            left[name] = [*made.intersection(node.inputs), *filter(None, node.outputs)]
-    return [names for names in connected(left) if len(names) > 1]
-
-
-def _owners(order: Collection[str], exported: Nodes, known: Names) -> dict[str, str]:
-    """The executed node of each file node that is `known` or executed under its own name."""
-    owners = {each: name for name, behind in known.items() for each in behind}
-    return owners | {name: name for name in order if name in exported}
-
-
-def _by_prefix(names: Iterable[str], exported: Nodes, owners: Owners) -> dict[str, tuple[str, ...]]:
-    """Executed node -> file nodes without an owner whose names are prefixes of its name: `NAME/GeluFusion/`."""
-    found = {name: naming.replaced_by(name, exported) for name in names if name not in exported}
-    left = {name: tuple(each for each in behind if each not in owners) for name, behind in found.items()}
-    return {name: behind for name, behind in left.items() if behind}
-
-
-class _File:
-    """The file's graph, and the known owners of its nodes."""
-
-    def __init__(self, nodes: Nodes, order: Sequence[ExecutedNode], owners: Owners) -> None:
-        self.nodes = nodes
-        self.owners = owners
-        self.places = {node.name: place for place, node in enumerate(order)}
-        computed = {name: node for name, node in nodes.items() if node.op_type not in FOLDED}
-        self.makers, self.readers = edges(computed)
-        self.heads = edges(nodes)[0] | {name: name for name in nodes}
-
-    def before(self, name: str) -> dict[str, str]:
-        """Inputs of a node -> their producers."""
-        return {tensor: self.makers[tensor] for tensor in self.nodes[name].inputs if tensor in self.makers}
-
-    def consumers(self, name: str) -> list[str]:
-        """The consumers of a node."""
-        return [each for tensor in self.nodes[name].outputs for each in self.readers.get(tensor, ())]
-
-
-@dataclass(frozen=True, slots=True)
-class _Region:
+class _Division:
     """File nodes to join, and the executed nodes that may replace them, both in order."""
 
-    file: _File
-    names: Sequence[str]
-    executed: Sequence[ExecutedNode]
-    executed_by_file_node: dict[str, str] = field(default_factory=dict)
-    """File node -> executed node, filled step by step."""
+    def __init__(self, join: Join, names: Sequence[str], executed: Sequence[str]) -> None:
+        self.join, self.names, self.executed = join, names, executed
+        self.owners: dict[str, str] = {}
+        """File node -> executed node, filled step by step."""
 
     @property
-    def unmatched_file_nodes(self) -> list[str]:
+    def gone(self) -> list[str]:
         """File nodes without an executed node."""
-        return [name for name in self.names if name not in self.executed_by_file_node]
+        return [name for name in self.names if name not in self.owners]
 
     @property
-    def unmatched_executed_nodes(self) -> list[ExecutedNode]:
+    def new(self) -> list[str]:
         """Executed nodes without a file node."""
-        used = set(self.executed_by_file_node.values())
-        return [node for node in self.executed if node.name not in used]
+        used = set(self.owners.values())
+        return [name for name in self.executed if name not in used]
 
     def owner(self, name: str) -> str | None:
         """The executed node that replaces a file node; None if unknown."""
-        return self.executed_by_file_node.get(name) or self.file.owners.get(name)
+        return self.owners.get(name) or self.join.owners.get(name)
 
-    def called_after(self) -> dict[str, list[ExecutedNode]]:
+    def divide(self, added: Collection[str], functions: Collection[str]) -> None:
+        """Join all file nodes, `functions` only by name and operator. `added`: executed nodes not in the file."""
+        file, ops = self.join.file.nodes, self.join.ops
+        self.owners |= {name: name for name in self.executed if name in self.names}
+        self.owners |= {name: nodes[0] for name, nodes in self.called_after().items() if len(nodes) == 1}
+        for exact in (True, False):
+            for kind in dict.fromkeys(ops[name] for name in self.executed):
+                names = [
+                    name
+                    for name in self.gone
+                    if (file[name].op_type == kind if exact else is_related(kind, file[name].op_type))
+                ]
+                ours = [name for name in self.new if ops[name] == kind]
+                if len(ours) == len(names):
+                    self.owners |= dict(zip(names, ours, strict=True))
+        self._merge([name for name in self.gone if name not in functions], added)
+
+    def called_after(self) -> dict[str, list[str]]:
         """Unjoined file node -> executed nodes with its name or its output's as a prefix, e.g. `a_nchwc`."""
-        found: dict[str, list[ExecutedNode]] = {name: [] for name in self.unmatched_file_nodes}
-        for node in self.unmatched_executed_nodes:
-            cuts = [node.name[:at] for at, letter in enumerate(node.name) if letter in MARKS]
-            name = next((self.file.heads[cut] for cut in reversed(cuts) if cut in self.file.heads), "")
-            if name in found and node.name not in self.file.nodes:
+        file = self.join.file
+        found: dict[str, list[str]] = {name: [] for name in self.gone}
+        for node in self.new:
+            cuts = [node[:at] for at, letter in enumerate(node) if letter in MARKS]
+            name = next((cut for cut in reversed(cuts) if cut in file.nodes or cut in file.makers), "")
+            name = name if name in file.nodes else file.makers.get(name, "")
+            if name in found and node not in file.nodes:
                 found[name].append(node)
         return {name: nodes for name, nodes in found.items() if nodes}
 
-    def pair_in_order(self, ours: Sequence[ExecutedNode], theirs: Sequence[str]) -> None:
-        """Join executed nodes with file nodes in order, if their numbers are equal."""
-        if len(ours) == len(theirs):
-            self.executed_by_file_node.update(zip(theirs, (node.name for node in ours), strict=True))
+    def unmatched_groups(self) -> list[list[str]]:
+        """Several connected file nodes without an executed node, also of fusions before the assignment list."""
+        left: dict[str, list[str]] = {}
+        for name, node in self.join.computed.nodes.items():
+            computed = any(self.owner(each) or each in left for each in self.join.computed.before([name]))
+            if self.owner(name) is None and (computed or name in self.names):
+                made = {tensor for each in left for tensor in self.join.file.nodes[each].outputs}
+                left[name] = [*made.intersection(node.inputs), *filter(None, node.outputs)]
+        return [names for names in connected(left) if len(names) > 1]
 
-    def merge(self, names: Sequence[str], targets: Collection[str]) -> None:
+    def _merge(self, names: Sequence[str], targets: Collection[str]) -> None:
         """Join each file node with the executed node of its inputs, else with that of its consumers.
 
         Of several producers, the last executed node is chosen, because it can read the outputs of the others. An
@@ -216,95 +223,25 @@ class _Region:
             names: File nodes in order.
             targets: Executed nodes that may replace further nodes.
         """
-        place = self.file.places.__getitem__
+        graph, place = self.join.computed, self.join.places.__getitem__
         for name in names:
-            sources = {
-                tensor: self.executed_by_file_node.get(maker) for tensor, maker in self.file.before(name).items()
-            }
+            makers = {tensor: graph.makers.get(tensor, "") for tensor in self.join.file.nodes[name].inputs}
+            sources = {tensor: self.owners.get(maker) for tensor, maker in makers.items() if maker}
             last = max(filter(None, sources.values()), key=place, default="")
             needed = (tensor for tensor, owner in sources.items() if owner == last)
-            if last in targets and all(self._readers(tensor, name) <= {last, None} for tensor in needed):
-                self.executed_by_file_node[name] = last
+            others = {self.owner(each) for tensor in needed for each in graph.readers.get(tensor, ()) if each != name}
+            if last in targets and others <= {last, None}:
+                self.owners[name] = last
         for name in reversed(names):
-            readers = {owner for each in self.file.consumers(name) if (owner := self.owner(each)) is not None}
+            readers = {owner for each in graph.after([name]) if (owner := self.owner(each)) is not None}
             first = min(readers, key=place, default="")
-            if name not in self.executed_by_file_node and first in targets:
-                self.executed_by_file_node[name] = first
-
-    def _readers(self, tensor: str, name: str) -> set[str | None]:
-        """The executed nodes of the consumers of a tensor, without the file node `name`."""
-        return {self.owner(each) for each in self.file.readers.get(tensor, ()) if each != name}
+            if name not in self.owners and first in targets:
+                self.owners[name] = first
 
     def shares(self) -> dict[str, tuple[str, ...]]:
         """Executed node -> file nodes joined with it, without file nodes that are executed themselves."""
         found: dict[str, tuple[str, ...]] = {}
-        for name in self.file.nodes:
-            if name in self.executed_by_file_node and name not in self.file.places:
-                found[self.executed_by_file_node[name]] = (*found.get(self.executed_by_file_node[name], ()), name)
+        for name in self.join.file.nodes:
+            if name in self.owners and name not in self.join.places:
+                found[self.owners[name]] = (*found.get(self.owners[name], ()), name)
         return found
-
-
-def _join_regions(
-    order: Sequence[ExecutedNode],
-    exported: Nodes,
-    graph: OptimisedGraph,
-    inputs: Collection[str],
-    candidates: Names,
-    owners: Owners,
-) -> JoinedNodes:
-    """Divide the regions between the shared tensors.
-
-    `candidates`: executed node -> file nodes that may contain it. `owners`: known executed nodes of file nodes.
-    """
-    file, by_name = _File(exported, order, owners), {node.name: node for node in order}
-    cut = Cut(exported, graph.with_file_tensors(by_name), inputs)
-    joined = JoinedNodes()
-    for part in cut.regions():
-        gone = dict.fromkeys(name for name in part.file if name not in by_name)
-        others = [name for name in part.executed if name not in exported]
-        if any(not graph.unnamed_node_outputs.isdisjoint(cut.executed[name].inputs) for name in part.executed):
-            joined.ambiguous.update(dict.fromkeys(others, tuple(gone)))
-            continue  # one of its executed nodes has no name
-        if len(part.executed) == 1:
-            names = tuple(name for name in part.file if name in gone)
-            joined.file_nodes_of.update({part.executed[0]: names} if names else {})
-            continue
-        come_from = {name: gone.keys() & set(candidates[name]) for name in part.executed if name in candidates}
-        for name, functions in come_from.items():
-            if len(functions) == 1:
-                joined.file_nodes_of[name] = tuple(functions)
-        added = [name for name in part.added if name not in candidates]
-        region = _Region(
-            file=file,
-            names=[name for name in part.file if owners.get(name, name) == name],
-            executed=[by_name[name] for name in part.executed if name not in candidates],
-        )
-        if added:  # otherwise nodes were only moved or removed
-            _divide(region, added, set().union(*come_from.values()))
-        moved = {
-            name: own for name, own in region.executed_by_file_node.items() if exported[name].op_type not in REMOVABLE
-        }
-        if added and cut.fits(part, moved):
-            shares = region.shares()
-            joined.file_nodes_of.update(shares)
-            rewritten = [name for name in part.file if name in gone and name in region.executed_by_file_node]
-            rewritten = rewritten or [name for name in part.changed if name in part.file]
-            idle = [name for name in added if name not in shares and rewritten]
-            joined.rewritten_with.update(dict.fromkeys(idle, tuple(rewritten)))
-        elif added:
-            joined.ambiguous.update(dict.fromkeys(others, tuple(gone)))
-    return joined
-
-
-def _divide(region: _Region, added: Sequence[str], functions: Collection[str]) -> None:
-    """Join file nodes of a region, `functions` only by name and operator. `added`: executed nodes not in the file."""
-    region.executed_by_file_node.update({node.name: node.name for node in region.executed if node.name in region.names})
-    called = region.called_after().items()
-    region.executed_by_file_node.update({name: nodes[0].name for name, nodes in called if len(nodes) == 1})
-    for exact in (True, False):
-        for kind in {node.op_type: node for node in region.executed}.values():
-            left = [(name, region.file.nodes[name]) for name in region.unmatched_file_nodes]
-            names = [name for name, node in left if (node.op_type == kind.op_type if exact else kind.is_related(node))]
-            ours = [node for node in region.unmatched_executed_nodes if node.op_type == kind.op_type]
-            region.pair_in_order(ours, names)
-    region.merge([name for name in region.unmatched_file_nodes if name not in functions], added)

@@ -10,7 +10,7 @@ operator (`Transpose_token_4`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from itertools import takewhile
 
 NO_MODULE = "no module"
@@ -55,10 +55,7 @@ def common_module(modules: Iterable[str | None]) -> str | None:
 
 def layer_of(module: str | None) -> int | None:
     """First integer component of a module path: 3 for model.layers.3.mlp."""
-    for part in (module or "").split("."):
-        if _is_index(part):
-            return int(part)
-    return None
+    return next((int(part) for part in (module or "").split(".") if _is_index(part)), None)
 
 
 def module_group(module: str | None) -> str:
@@ -74,16 +71,8 @@ def module_group(module: str | None) -> str:
 
 def replaced_by(name: str, exported: Collection[str]) -> tuple[str, ...]:
     """Names in `exported` that are prefixes of `name` before a slash, without `name` itself."""
-    return tuple(head for head in heads(name) if head in exported)
-
-
-def heads(name: str) -> Iterator[str]:
-    """Every prefix of `name` before a slash, shortest first."""
-    position = name.find("/")
-    while position >= 0:
-        if position:
-            yield name[:position]
-        position = name.find("/", position + 1)
+    heads = (name[:at] for at, letter in enumerate(name) if letter == "/")
+    return tuple(head for head in heads if head in exported)
 
 
 def _is_index(part: str) -> bool:

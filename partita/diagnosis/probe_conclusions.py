@@ -1,29 +1,15 @@
-"""Conclusions from the probes of a node: the changes with which the provider supports it, else a reason. Pure.
-
-The `factors` of a reason name the changes that show it.
-"""
+"""Findings from the probes of a node: the changes with which the provider supports it, else a reason. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
-from partita.observations.facts import (
-    COMBINED,
-    FAILED,
-    NEIGHBOURS,
-    OPTION,
-    OTHER_FORM,
-    Factor,
-    NodeProbe,
-    ProbeRun,
-)
+from partita.observations.codes import EvidenceKind, ReasonCode
+from partita.observations.facts import COMBINED, FAILED, NEIGHBOURS, OPTION, OTHER_FORM, Factor, NodeProbe, ProbeRun
 from partita.observations.native_text import NO_ROOM
 from partita.observations.text_format import listing, plural
 
-Code = Literal["not_claimed", "no_kernel_op", "subgraph_rejected"]
-"""Reasons that apply when no change made a difference."""
 MOST_NAMED = 3
 OUTCOMES: Mapping[str, str] = {
     "supported": "supports this node",
@@ -34,8 +20,28 @@ OUTCOMES: Mapping[str, str] = {
     "timed_out": "does not respond in time",
 }
 """The outcome of an experiment, after `the provider`."""
-TYPE: tuple[Factor, ...] = ("type",)
-FORM: tuple[Factor, ...] = ("attribute",)
+CAUSES: Mapping[Factor, ReasonCode] = {
+    OPTION: "option_needed",
+    "rank": "dynamic_shape",
+    "static_shape": "dynamic_shape",
+    "output_shape": "dynamic_shape",
+    "type": "no_kernel_type",
+    "opset": "no_kernel_version",
+    "attribute": "attribute_unsupported",
+    "input": "attribute_unsupported",
+}
+"""Factor -> the reason that applies if the provider supports the node after a change of it."""
+REMEDIES: Mapping[Factor, str] = {
+    "rank": "declare in the file the ranks of the model's inputs, or of the inputs of the node (value_info); sizes may "
+    "stay symbolic",
+    "output_shape": "if the outputs of the node always have the same sizes, declare them in the file (value_info, or "
+    "the type of the graph output); otherwise use a provider that supports sizes that depend on values",
+}
+"""Factor -> the remedy that replaces that of the reason."""
+OTHER_OPERATOR = (
+    "put a provider that supports the operator first in --provider, or use other operators (for a package: export it "
+    "with another --attention)"
+)
 DECLARED: frozenset[Factor] = frozenset({"output_shape"})
 """Changes of declarations only. If another change helps, too, that one is the cause."""
 KINDS: Mapping[Factor, str] = {
@@ -69,24 +75,22 @@ IsSupported = Callable[[ProbeRun], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Conclusion:
-    """One conclusion from the experiments on a node."""
+class Finding:
+    """A reason applies, with its evidence."""
 
+    code: ReasonCode
+    kind: EvidenceKind
+    basis: str
+    """Source of the evidence: a basis in `reasons.PRECEDENCE`."""
     evidence: str
-    factors: tuple[Factor, ...] = ()
-    """The factors of the change with which the provider supports the node; several: changed together."""
-    code: Code | None = None
-    """The reason, when no change made a difference."""
-    inferred: bool = False
-    """It follows from experiments with other nodes of the operator, not with this node."""
+    remedy: str | None = None
+    """Replaces the remedy of the reason; None: the reason's own."""
     not_run: bool = False
     """The changed node was placed in a dry run, and the CPU provider could not run it either."""
-    accepted: bool = False
-    """The provider supports the unchanged node in isolation."""
 
 
-def conclusions(probe: NodeProbe | None) -> tuple[Conclusion, ...]:
-    """The conclusions in the order of the experiments; empty when there are none."""
+def conclusions(probe: NodeProbe | None) -> tuple[Finding, ...]:
+    """The findings in the order of the experiments; empty when there are none."""
     if probe is None or not probe.variants or probe.variants[0].outcome == "invalid":
         return ()
     first, *rest = probe.variants
@@ -96,13 +100,13 @@ def conclusions(probe: NodeProbe | None) -> tuple[Conclusion, ...]:
     with_group = f"; in its quantised group, with {_alternatives(group)} it does" if group else ""
     if first.outcome == "supported":
         support = "supports the nodes of its function, not the operator itself" if first.function_inlined else ""
-        evidence = f"{_setting(first)}, with the same types, shapes and attributes, the provider "
-        evidence += f"{support or 'supports it'}{_neighbour_conclusion(around)}{with_group}"
+        evidence = f"{WITH_NEG if first.neg_added else ALONE}, with the same types, shapes and attributes, "
+        evidence += f"the provider {support or 'supports it'}{_neighbour_conclusion(around)}{with_group}"
         if options := [trial for trial in others if trial.factor == OPTION and helps(trial)]:
-            return (Conclusion(f"{evidence}; {_choice(options)} it does", (OPTION,)),)
-        return (Conclusion(evidence, code="not_claimed", accepted=True),)
+            return tuple(_caused_by((OPTION,), f"{evidence}; {_choice(options)} it does"))
+        return (_probed("not_claimed", evidence),)
     if with_group:
-        return (Conclusion(f"{opening(first)}{with_group}", code="not_claimed"),)
+        return (_probed("not_claimed", f"{opening(first)}{with_group}"),)
     in_subgraph = next((trial for trial in around if trial.outcome == "rejected"), None)
     if in_subgraph is not None:
         return (_only_in_main_graph(first, others, in_subgraph),)
@@ -113,13 +117,26 @@ def conclusions(probe: NodeProbe | None) -> tuple[Conclusion, ...]:
     return tuple(_without_effect(probe))
 
 
-def _only_in_main_graph(first: ProbeRun, others: Sequence[ProbeRun], in_subgraph: ProbeRun) -> Conclusion:
+def _probed(code: ReasonCode, evidence: str, basis: str = "alone") -> Finding:
+    """A finding about the unchanged node, or about other nodes of the operator."""
+    return Finding(code, "probed", basis, evidence, OTHER_OPERATOR if code == "no_kernel_op" else None)
+
+
+def _caused_by(factors: Sequence[Factor], evidence: str, *, not_run: bool = False) -> Iterator[Finding]:
+    """A finding for each reason that a change of these factors shows; several factors were changed together."""
+    basis = "together" if len(factors) > 1 else "alone"
+    for code in dict.fromkeys(CAUSES[factor] for factor in factors if factor in CAUSES):
+        remedies = (REMEDIES[factor] for factor in factors if CAUSES.get(factor) == code and factor in REMEDIES)
+        yield Finding(code, "probed", basis, evidence, next(remedies, None), not_run)
+
+
+def _only_in_main_graph(first: ProbeRun, others: Sequence[ProbeRun], in_subgraph: ProbeRun) -> Finding:
     """With a change, the provider supports the node in the main graph, but not in its control-flow subgraph."""
     helped = [trial for trial in others if helps(trial) and trial.parts == in_subgraph.factors]
     change = _choice(helped[:1]) if helped else "with a change"
     inside = f"{in_subgraph.change}{_message(in_subgraph)}"
     evidence = f"{change} the provider supports this node in a main graph, and not in {inside}{_unchanged(first)}"
-    return Conclusion(evidence, code="not_claimed")
+    return _probed("not_claimed", evidence)
 
 
 def _neighbour_conclusion(trials: Sequence[ProbeRun]) -> str:
@@ -135,24 +152,24 @@ def _neighbour_conclusion(trials: Sequence[ProbeRun]) -> str:
     return "; also together with the tested neighbours" if tested else ""
 
 
-def _by_one_change(first: ProbeRun, others: Sequence[ProbeRun], supported: IsSupported) -> Iterator[Conclusion]:
+def _by_one_change(first: ProbeRun, others: Sequence[ProbeRun], supported: IsSupported) -> Iterator[Finding]:
     """One for each factor with a change with which the provider supports the node."""
     single = [trial for trial in others if trial.factor != COMBINED and supported(trial)]
     found = dict.fromkeys(trial.factor for trial in single)
     for factor in [each for each in found if each not in DECLARED] or found:
         helped = [trial for trial in single if trial.factor == factor]
         evidence = f"{_choice(helped)} the provider {OUTCOMES[helped[0].outcome]}{_unchanged(first)}"
-        yield Conclusion(evidence, (factor,), not_run=dry_run_outcome(helped[0]))
+        yield from _caused_by((factor,), evidence, not_run=dry_run_outcome(helped[0]))
 
 
-def _by_several(first: ProbeRun, others: Sequence[ProbeRun], supported: IsSupported) -> Iterator[Conclusion]:
+def _by_several(first: ProbeRun, others: Sequence[ProbeRun], supported: IsSupported) -> Iterator[Finding]:
     """The first combined change with which the provider supports the node."""
     trial = next((trial for trial in others if trial.factor == COMBINED and supported(trial)), None)
     if trial is not None:
         tried = sum(each.factor not in (COMBINED, OTHER_FORM) and each.outcome in ANSWERED for each in others)
         single = f"; with one change at a time ({tried} tested) it does not" if tried else ""
         evidence = f"{_with_change(trial.change)} the provider {OUTCOMES[trial.outcome]}{single}{_unchanged(first)}"
-        yield Conclusion(evidence, trial.factors, not_run=dry_run_outcome(trial))
+        yield from _caused_by(trial.factors, evidence, not_run=dry_run_outcome(trial))
 
 
 def dry_run_outcome(trial: ProbeRun) -> bool:
@@ -165,8 +182,8 @@ def helps(trial: ProbeRun) -> bool:
     return trial.outcome == "supported" and not trial.function_inlined and trial.factor != OTHER_FORM
 
 
-def _without_effect(probe: NodeProbe) -> Iterator[Conclusion]:
-    """The conclusions when no change helped; incomplete experiments show only a failure of the unchanged node."""
+def _without_effect(probe: NodeProbe) -> Iterator[Finding]:
+    """The findings when no change helped; incomplete experiments show only a failure of the unchanged node."""
     first, *rest = probe.variants
     changes = [trial for trial in rest if trial.factor != OTHER_FORM]
     forms = [trial for trial in rest if trial.factor == OTHER_FORM and trial.outcome != "invalid"]
@@ -175,9 +192,9 @@ def _without_effect(probe: NodeProbe) -> Iterator[Conclusion]:
     example = "".join(f" (e.g. {trial.change})" for trial in (alike or supported)[:1] if trial.change)
     others = f"the provider supports other nodes of this operator{example}"
     if first.outcome in ("failed", "crashed"):
-        yield Conclusion(opening(first), code="subgraph_rejected")
+        yield _probed("subgraph_rejected", opening(first))
         if alike and not probe.missing_probes and not NO_ROOM.search(first.message):
-            yield Conclusion(f"{others} {SAME_TYPES}; {opening(first)}", FORM, inferred=True)
+            yield _probed("attribute_unsupported", f"{others} {SAME_TYPES}; {opening(first)}", "forms")
         return
     if probe.missing_probes or any(trial.outcome == "timed_out" for trial in (first, *changes)):
         return
@@ -187,29 +204,25 @@ def _without_effect(probe: NodeProbe) -> Iterator[Conclusion]:
     # A crash does not show that the provider has the operator: its neighbour or ONNX Runtime may be the cause.
     failed = [trial for trial in forms if trial.outcome in FAILED - {"crashed"}]
     if alike:
-        yield Conclusion(f"{others} {SAME_TYPES}; {tried}", FORM, inferred=True)
+        yield _probed("attribute_unsupported", f"{others} {SAME_TYPES}; {tried}", "forms")
     elif supported and own:
         none = f"but none of {plural(own, 'node')} with the types of this node"
-        yield Conclusion(f"{others}, {none}; {tried}", TYPE, inferred=True)
+        yield _probed("no_kernel_type", f"{others}, {none}; {tried}", "forms")
     elif supported:
         none = "but none could be tested with its types, so its types, attributes, inputs or shapes are the cause"
-        yield Conclusion(f"{others}, {none}; {tried}", FORM, inferred=True)
+        yield _probed("attribute_unsupported", f"{others}, {none}; {tried}", "forms")
     elif failed:
         over = f"it fails on {len(failed)} of {plural(len(forms), 'other node')} of this operator"
-        yield Conclusion(f"{tried}; {over} ({failed[0].message or failed[0].outcome})", FORM, inferred=True)
+        evidence = f"{tried}; {over} ({failed[0].message or failed[0].outcome})"
+        yield _probed("attribute_unsupported", evidence, "forms")
     else:
         none = f"; it supports none of {plural(len(forms), 'other node')} of this operator" if forms else ""
-        yield Conclusion(f"{tried}{none}", code="no_kernel_op")
+        yield _probed("no_kernel_op", f"{tried}{none}")
 
 
 def _with_change(change: str) -> str:
     """`with float16 in place of float32`, `without alpha=2`."""
     return change if change.startswith("without ") else f"with {change}"
-
-
-def _setting(first: ProbeRun) -> str:
-    """The nodes in the model of the experiment, as text."""
-    return WITH_NEG if first.neg_added else ALONE
 
 
 def _message(trial: ProbeRun) -> str:
@@ -219,7 +232,7 @@ def _message(trial: ProbeRun) -> str:
 
 def opening(first: ProbeRun) -> str:
     """The outcome of the unchanged node."""
-    return f"{_setting(first)}, the provider {OUTCOMES[first.outcome]}{_message(first)}"
+    return f"{WITH_NEG if first.neg_added else ALONE}, the provider {OUTCOMES[first.outcome]}{_message(first)}"
 
 
 def _unchanged(first: ProbeRun) -> str:
@@ -262,8 +275,3 @@ def fullest(probes: Mapping[str, NodeProbe], names: Sequence[str]) -> NodeProbe 
     """The first probe of these nodes with a conclusion; else the first probe; None without any."""
     known = [probes[name] for name in names if name in probes]
     return next((probe for probe in known if conclusions(probe)), known[0] if known else None)
-
-
-def unprobed_nodes(probes: Mapping[str, NodeProbe]) -> Iterator[str]:
-    """Nodes whose experiments are missing or not complete."""
-    return (name for name, probe in probes.items() if probe.missing_probes)

@@ -5,12 +5,11 @@ Within a rank of `PRECEDENCE`, the first row of `ROWS` decides.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from string import Formatter
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-from partita.diagnosis import evidence
-from partita.diagnosis.evidence import GROUNDS, OTHER_OPERATOR, Basis, Context, Finding, common_findings
+from partita.diagnosis.evidence import Context, all_findings
+from partita.diagnosis.probe_conclusions import OTHER_OPERATOR, Finding
 from partita.diagnosis.steps import (
     ASK_OPTIONS,
     ASK_PROVIDER,
@@ -24,8 +23,8 @@ from partita.diagnosis.steps import (
     WITHOUT_OPTIONS,
     Step,
 )
-from partita.observations.codes import EvidenceKind, ReasonCode
-from partita.observations.facts import OPTION, Factor, NodeProbe
+from partita.observations.codes import ReasonCode
+from partita.observations.facts import NodeProbe
 from partita.observations.records import ChainEntry
 
 
@@ -45,39 +44,10 @@ class Reason:
     the title is used."""
     steps: tuple[Step, ...] = ()
     """Commands of the remedy, the best first."""
-    find: Callable[[Context], Iterable[Finding]] | None = None
-    """Yields its findings for a node; None: `evidence.common_findings`."""
-    entry_kind: EvidenceKind = "logged"
-    """Kind of the evidence when a provider is unavailable for this reason."""
     needs_probes: bool = False
     """Its evidence does not show the cause, so probes run, and their finding replaces it."""
-    factors: tuple[Factor, ...] = ()
-    """Factors of experiments: if the provider supports the node after a change of one, this reason applies."""
-    remedies: Mapping[Factor, str] = field(default_factory=dict)
-    """Remedies that replace `remedy`, by the factor that shows the reason."""
-
-    @property
-    def names_change(self) -> bool:
-        """Whether the sentence names the value that a successful experiment replaced."""
-        return any(field == "before" for _, field, _, _ in Formatter().parse(self.sentence))
-
-    def findings(self, context: Context) -> Iterator[Finding]:
-        """The findings of this reason for a node, with the remedies of their factors; none when it does not apply."""
-        for finding in (
-            self.find(context) if self.find else common_findings(context, self.code, self.entry_kind, self.factors)
-        ):
-            other = next((self.remedies[factor] for factor in finding.factors if factor in self.remedies), None)
-            yield finding if other is None or finding.remedy else replace(finding, remedy=other)
 
 
-DECLARE_SIZES = (
-    "if the outputs of the node always have the same sizes, declare them in the file (value_info, or the type of the "
-    "graph output); otherwise use a provider that supports sizes that depend on values"
-)
-DECLARE_RANKS = (
-    "declare in the file the ranks of the model's inputs, or of the inputs of the node (value_info); sizes may stay "
-    "symbolic"
-)
 ROWS = (
     Reason(
         code="not_in_build",
@@ -86,7 +56,6 @@ ROWS = (
         needs="the list of providers of the installed ONNX Runtime",
         remedy="install the ONNX Runtime wheel that contains the provider",
         steps=(ASK_PROVIDER,),
-        entry_kind="derived",
     ),
     Reason(
         code="library_missing",
@@ -120,7 +89,6 @@ ROWS = (
         needs="the list of installed wheels",
         remedy="uninstall every ONNX Runtime wheel, then install one of them again",
         steps=(ASK_PROVIDER,),
-        entry_kind="derived",
     ),
     Reason(
         code="option_rejected",
@@ -146,7 +114,6 @@ ROWS = (
         needs="the pin in the request; or a log line such as `Force CPU execution for node: <node>`",
         remedy="remove the node from the pin or from the option",
         steps=(WITHOUT_OPTIONS,),
-        find=evidence.pinned_by_user,
     ),
     Reason(
         code="runtime_inserted",
@@ -156,7 +123,6 @@ ROWS = (
         "ReorderInput, ReorderOutput), a Cast, or a QuantizeLinear or DequantizeLinear",
         needs="the graph of the file, and the operator or the neighbours of the node",
         remedy="place its neighbours on one provider, in one layout and type; the node then disappears",
-        find=evidence.runtime_inserted,
     ),
     Reason(
         code="over_budget",
@@ -167,7 +133,6 @@ ROWS = (
         "ended",
         remedy="raise or remove the budget; the provider then uses more device memory",
         steps=(WITHOUT_OPTIONS,),
-        find=evidence.over_budget,
     ),
     Reason(
         code="option_needed",
@@ -176,9 +141,7 @@ ROWS = (
         condition="the provider supports the node only with another value of one of its options",
         needs="an experiment: the provider supports the unchanged node with another value of the option",
         remedy="set the provider option that the evidence names; it applies to all nodes",
-        factors=(OPTION,),
         steps=(SET_OPTION,),
-        find=evidence.option_needed,
     ),
     Reason(
         code="dynamic_shape",
@@ -187,10 +150,7 @@ ROWS = (
         condition="the provider supports the node only with static shapes, or with known ranks",
         needs="experiments: the provider supports the node with the sizes or ranks of the run and no other change",
         remedy="make the shapes of the model's inputs static; for a package: export --static-shapes",
-        remedies={"rank": DECLARE_RANKS, "output_shape": DECLARE_SIZES},
-        factors=("rank", "static_shape", "output_shape"),
         steps=(STATIC,),
-        entry_kind="probed",
     ),
     Reason(
         code="no_kernel_type",
@@ -201,12 +161,7 @@ ROWS = (
         "of the operator only in other types",
         remedy="use an element type that the provider supports (for a package: export it with another --precision "
         "or --attention); the evidence names types that work",
-        factors=("type",),
-        steps=(
-            RETARGET,
-            HALF,
-            SINGLE,
-        ),
+        steps=(RETARGET, HALF, SINGLE),
     ),
     Reason(
         code="no_kernel_version",
@@ -216,7 +171,6 @@ ROWS = (
         needs="experiments: the provider supports the node with another version of its operator and no other change",
         remedy="export with the opset that the evidence names (for a package: export --opset), or use an ONNX Runtime "
         "whose provider supports the newer version",
-        factors=("opset",),
         steps=(RETARGET, STANDARD),
     ),
     Reason(
@@ -229,7 +183,6 @@ ROWS = (
         "attribute, input or rank, or supports other nodes of the operator with the same version and types",
         remedy="export the model with the change that the evidence names: another attribute, one input less or more, a "
         "constant input, or another rank; compare the outputs, which the change may alter",
-        factors=("attribute", "input"),
         steps=(RETARGET,),
     ),
     Reason(
@@ -242,13 +195,8 @@ ROWS = (
         "or a log line such as `… kernel not found in registries for Op type: <op> node name: <node>`",
         remedy=f"{OTHER_OPERATOR}; if a log line is the only evidence, raise --probe-seconds to test other opsets "
         "and types",
-        steps=(
-            RETARGET,
-            STANDARD,
-            PROBE,
-        ),
+        steps=(RETARGET, STANDARD, PROBE),
         needs_probes=True,
-        find=evidence.no_kernel_op,
     ),
     Reason(
         code="subgraph_rejected",
@@ -263,7 +211,6 @@ ROWS = (
         "operators and types",
         steps=(RETARGET, STANDARD),
         needs_probes=True,
-        find=evidence.subgraph_rejected,
     ),
     Reason(
         code="cpu_preferred",
@@ -297,7 +244,6 @@ ROWS = (
         remedy="report the node with its operator, types and ONNX Runtime version, and a native log at INFO",
         steps=(PROBE,),
         needs_probes=True,
-        find=evidence.unexplained,
     ),
 )
 REASONS: Mapping[str, Reason] = {reason.code: reason for reason in ROWS}
@@ -314,69 +260,71 @@ def steps_of(code: str | None) -> tuple[Step, ...]:
 class Rank:
     """Findings of these codes on this basis; they precede all later rows."""
 
-    basis: Basis
+    basis: str
+    """Source of a finding."""
+    ground: str = ""
+    """The basis as text, in the row for all other codes."""
     codes: tuple[ReasonCode, ...] = ()
     """Empty: every code that no other row of this basis lists."""
 
 
 PRECEDENCE: tuple[Rank, ...] = (
-    Rank("pin"),
+    Rank("pin", "a pin covers the node"),
     # The node may be on the preferred provider.
-    Rank("nowhere"),
+    Rank("nowhere", "no source shows the node's provider"),
     # The provider itself names node and cause.
-    Rank("line"),
-    Rank("blank_line"),
+    Rank("line", "a log line names the node"),
+    Rank("blank_line", "a log line without the node's name"),
     # One change isolates the cause; a log line `no kernel` does not distinguish operator, version and type.
-    Rank("alone"),
-    Rank("together"),
+    Rank("alone", "an experiment on the node in isolation"),
+    Rank("together", "an experiment with several changes of the node"),
     # Fixed sizes may accompany every other change.
-    Rank("together", ("dynamic_shape",)),
-    Rank("vague_line"),
-    Rank("forms"),
-    Rank("alone_said"),
-    Rank("alone_left"),
+    Rank("together", codes=("dynamic_shape",)),
+    Rank("vague_line", "a log line names the node, but not the cause"),
+    Rank("forms", "experiments with other nodes of the operator"),
+    Rank("alone_said", "the provider's error for the node in isolation"),
+    Rank("alone_left", "the provider fails on the graph and does not support the node in isolation"),
     # A provider that fails on the graph has placed no node.
-    Rank("part"),
+    Rank("part", "bisection of the graph"),
     # A provider that did not start has placed no node.
-    Rank("entry"),
+    Rank("entry", "the provider did not start"),
     # A node that ONNX Runtime added is not in the model.
-    Rank("origin"),
-    Rank("alone", ("no_kernel_op",)),
-    Rank("line", ("no_kernel_op",)),
-    Rank("alone", ("subgraph_rejected",)),
-    Rank("line", ("subgraph_rejected",)),
-    Rank("budget"),
-    Rank("alone", ("not_claimed",)),
-    Rank("line", ("not_claimed",)),
+    Rank("origin", "the ONNX file has no such node"),
+    Rank("alone", codes=("no_kernel_op",)),
+    Rank("line", codes=("no_kernel_op",)),
+    Rank("alone", codes=("subgraph_rejected",)),
+    Rank("line", codes=("subgraph_rejected",)),
+    Rank("budget", "a memory budget, without another cause"),
+    Rank("alone", codes=("not_claimed",)),
+    Rank("line", codes=("not_claimed",)),
     # A log line without a node name may be about another node of the operator.
-    Rank("blank_line", ("no_kernel_op", "subgraph_rejected", "not_claimed")),
-    Rank("graph_line"),
-    Rank("nothing"),
+    Rank("blank_line", codes=("no_kernel_op", "subgraph_rejected", "not_claimed")),
+    Rank("graph_line", "a log line about the graph"),
+    Rank("nothing", "no evidence"),
 )
 
+GROUNDS: Mapping[str, str] = {rank.basis: rank.ground for rank in PRECEDENCE if rank.ground}
+RANKS: Mapping[tuple[str, str], int] = {
+    (rank.basis, code): number for number, rank in enumerate(PRECEDENCE) for code in rank.codes or ("",)
+}
+"""Basis and code, or an empty code for all others -> row of `PRECEDENCE`."""
 
-def rank_of(code: str, basis: Basis) -> int:
+
+def rank_of(code: str, basis: str) -> int:
     """The row of a finding: the row of the basis that lists the code, else the basis's row without codes."""
-    rows = [(number, rank) for number, rank in enumerate(PRECEDENCE) if rank.basis == basis]
-    own = (number for number, rank in rows if code in rank.codes)
-    return next(own, None) or next(number for number, rank in rows if not rank.codes)
+    return RANKS.get((basis, code), RANKS[basis, ""])
 
 
-def findings(context: Context) -> list[tuple[Reason, Finding]]:
-    """Every reason that applies, with its finding, in the order of the table; the first decides.
+def findings(context: Context) -> list[Finding]:
+    """Every reason that applies, with its evidence, in the order of the table; the first decides.
 
     `unexplained` always applies.
     """
-    applying = [(reason, finding) for reason in REASONS.values() for finding in reason.findings(context)]
-    return sorted(applying, key=lambda pair: rank_of(pair[0].code, pair[1].basis))
+    order = list(REASONS)
+    return sorted(all_findings(context), key=lambda found: (rank_of(found.code, found.basis), order.index(found.code)))
 
 
-def explain(context: Context) -> tuple[Reason, Finding]:
-    """The reason that decides, and its finding."""
-    return findings(context)[0]
-
-
-def describe_rank(code: str, basis: Basis) -> str:
+def describe_rank(code: str, basis: str) -> str:
     """A finding's rank and basis as text, e.g. `rank 5: an experiment on the node in isolation`."""
     if basis not in GROUNDS:  # in a report of another version
         return "unknown rank"
@@ -386,5 +334,5 @@ def describe_rank(code: str, basis: Basis) -> str:
 def reason_from_probes(probe: NodeProbe, provider: str) -> tuple[ReasonCode, str] | None:
     """The reason and evidence from experiments on a node with `provider` alone; None if they show no reason."""
     skipped = ChainEntry(provider=provider, status="active")
-    reason, finding = explain(Context(probe.node, None, skipped, probe=probe))
-    return None if finding.basis == "nothing" else (reason.code, finding.evidence)
+    found = findings(Context(probe.node, None, skipped, probe=probe))[0]
+    return None if found.basis == "nothing" else (found.code, found.evidence)

@@ -125,19 +125,11 @@ class Fallback(ProviderRejection):
         """The reason of every preferred provider, in the order of the chain."""
         return tuple(entry.reason for entry in self.preferred)
 
-    def about(self, provider: str | None) -> SkippedProvider | None:
-        """Why `provider` does not run the node; None if it is not a preferred provider."""
-        return next((entry for entry in self.preferred if entry.provider == provider), None)
-
-    def first_active(self, active: Container[str]) -> SkippedProvider:
-        """The first preferred provider that is `active`; the first preferred provider if none is.
+    def restricted_to(self, active: Container[str]) -> Fallback:
+        """The record with only the `active` preferred providers; unchanged if none is active.
 
         A provider that did not start has the same reason for all nodes.
         """
-        return next((entry for entry in self.preferred if entry.provider in active), self.preferred[0])
-
-    def restricted_to(self, active: Container[str]) -> Fallback:
-        """The record with only the `active` preferred providers; unchanged if none is active."""
         available = [entry for entry in self.preferred if entry.provider in active]
         if not available or len(available) == len(self.preferred):
             return self

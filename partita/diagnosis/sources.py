@@ -6,13 +6,10 @@ The patterns of providers interpret a log line for a fallback.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from typing import NamedTuple
 
-from partita.diagnosis import naming
-from partita.diagnosis.graphs import COMPILED, CONTROL_FLOW
-from partita.observations.facts import AssignedNode, NodeEvent, ProviderFacts, SessionFacts
+from partita.diagnosis.graphs import CONTROL_FLOW, Memcpy
+from partita.observations.facts import NodeEvent, ProviderFacts, SessionFacts
 from partita.observations.names import CPU
 from partita.observations.records import Source
 
@@ -28,26 +25,18 @@ ProvidersBySource = dict[Source, frozenset[str]]
 def main_graph_events(events: Iterable[NodeEvent]) -> tuple[tuple[NodeEvent, ...], frozenset[str]]:
     """Events of the main graph in order, and the names of nodes that ran inside control flow."""
     ordered = sorted(events, key=lambda event: (event.run, event.order))
-    frames = _outermost(event for event in ordered if event.op_type in CONTROL_FLOW)
-    if not frames:
-        return tuple(ordered), frozenset()
-    main, subgraph_nodes = [], set()
-    for event in ordered:
-        if any(_is_inside(event, frame) for frame in frames.get(event.run, ())):
-            subgraph_nodes.add(event.name)
-        else:
-            main.append(event)
-    return tuple(main), frozenset(subgraph_nodes)
-
-
-def _outermost(events: Iterable[NodeEvent]) -> dict[int, list[NodeEvent]]:
-    """Run -> the outermost control-flow nodes; nested nodes, possibly thousands, are inside them."""
     frames: dict[int, list[NodeEvent]] = {}
-    for event in sorted(events, key=lambda event: (event.start_us, -event.host_us)):
-        known = frames.setdefault(event.run, [])
-        if not any(_is_inside(event, frame) for frame in known):
-            known.append(event)
-    return frames
+    """Run -> the outermost control-flow nodes; nested nodes, possibly thousands, are inside them."""
+
+    def is_inner(event: NodeEvent) -> bool:
+        return any(_is_inside(event, frame) for frame in frames.get(event.run, ()))
+
+    for event in sorted(ordered, key=lambda event: (event.start_us, -event.host_us)):
+        if event.op_type in CONTROL_FLOW and not is_inner(event):
+            frames.setdefault(event.run, []).append(event)
+    inner = [is_inner(event) for event in ordered]
+    main = tuple(event for event, inside in zip(ordered, inner, strict=True) if not inside)
+    return main, frozenset(event.name for event, inside in zip(ordered, inner, strict=True) if inside)
 
 
 def _is_inside(event: NodeEvent, frame: NodeEvent) -> bool:
@@ -81,83 +70,6 @@ def execution_order(facts: SessionFacts, events: tuple[NodeEvent, ...]) -> tuple
     return tuple(dict.fromkeys(node.name for node in facts.graph)), "model_file"
 
 
-def split_list(
-    facts: SessionFacts,
-    order: Iterable[str],
-    op_types: Mapping[str, str | None],
-    events: Iterable[NodeEvent],
-    compiled: Collection[AssignedNode],
-    inside: Collection[str],
-) -> tuple[tuple[AssignedNode, ...], tuple[AssignedNode, ...]]:
-    """The entries of the assignment list in the main graph, and those in control-flow subgraphs.
-
-    The list does not name the graph, and a node name is unique only within a graph. So the entries of a name are
-    counted: as many as the main graph has belong to it. An entry without evidence counts as in a subgraph, so that a
-    check never passes wrongly. ONNX Runtime partitions subgraphs first, so the last entry of a name is in the main
-    graph.
-
-    Args:
-        op_types: Operators of nodes of the main graph.
-        events: Of the main graph.
-        compiled: Entries in compiled subgraphs of the main graph.
-        inside: Names of nodes that are only in subgraphs.
-    """
-    listed = facts.assigned or ()
-    optimised = [bool(node.subgraph_nodes) for node in facts.optimised or ()]
-    if not any(optimised or (op_types.get(name) in {*CONTROL_FLOW, COMPILED, None} for name in order)):
-        return listed, ()
-    executed = Counter(name for stream in facts.plan or (order,) for name in stream)
-    in_main, in_subgraphs = (
-        Counter(node.name for node in nodes if node.name) for nodes in (facts.graph, facts.subgraph_nodes)
-    )
-    ran_on = providers_by_device(facts) | {event.name: event.provider for event in events}
-    below = {*in_subgraphs, *(node.name for node in facts.graph if node.op_type in CONTROL_FLOW)}
-    counts, names = in_main - Counter(node.name for node in compiled), {*in_main, *in_subgraphs}
-    groups: dict[tuple[str, str], list[int]] = {}  # nodes without a name are distinguished by operator
-    for place, node in enumerate(listed):
-        if node not in compiled:
-            groups.setdefault((node.name, "" if node.name else node.op_type), []).append(place)
-    inner: set[int] = set()
-    for (name, _), places in groups.items():
-        # E.g. MatMul, Add and Relu before an If: the list has `NAME/MatMulAddFusion`, the plan a node that fuses it.
-        begins = [] if name in in_subgraphs or name in inside else naming.replaced_by(name, names)
-        if begins and begins[-1] not in below:
-            continue
-        op, home = op_types.get(name), ran_on.get(name)
-        ranked = sorted((listed[at].op_type == op, listed[at].provider == home, at) for at in places)
-        rest = sorted(at for *_, at in ranked[: max(len(places) - executed[name], 0)])
-        most = in_subgraphs[name] if counts[name] and in_subgraphs[name] else len(places) - counts[name]
-        inner.update(rest[: max(most, 0)])
-    return tuple(node for at, node in enumerate(listed) if at not in inner), tuple(listed[at] for at in sorted(inner))
-
-
-def collect_providers(
-    facts: SessionFacts,
-    events: tuple[NodeEvent, ...],
-    order: tuple[str, ...],
-    compiled: Mapping[str, tuple[AssignedNode, ...]],
-    assigned: Iterable[AssignedNode],
-) -> dict[str, ProvidersBySource]:
-    """Providers by source for each node of `order`, strongest first. `assigned`: listed nodes of the main graph."""
-    by_source: dict[Source, dict[str, set[str]]] = {"profile": {}, "assignment": {}}
-    for event in events:
-        by_source["profile"].setdefault(event.name, set()).add(event.provider)
-    for node in assigned:
-        by_source["assignment"].setdefault(node.name, set()).add(node.provider)
-    for name, nodes in compiled.items():
-        by_source["assignment"].setdefault(name, set()).update(node.provider for node in nodes)
-    by_device = providers_by_device(facts)
-    by_source["plan_file"] = {
-        name: {by_device[name]}
-        for name in order
-        if name in by_device and not any(name in by_node for by_node in by_source.values())
-    }
-    return {
-        name: {source: frozenset(by_node[name]) for source, by_node in by_source.items() if name in by_node}
-        for name in order
-    }
-
-
 def providers_by_device(facts: SessionFacts) -> dict[str, str]:
     """Providers of nodes by the devices of the plan's streams, if the chain has one other provider than the CPU.
 
@@ -176,13 +88,6 @@ def providers_by_device(facts: SessionFacts) -> dict[str, str]:
     }
 
 
-def choose_provider(by_source: ProvidersBySource) -> str | None:
-    """The provider from the strongest source: profile, assignment, plan; None without a source."""
-    for providers in by_source.values():
-        return min(providers)
-    return None
-
-
 def lines_by_node(lines: Iterable[str], names: Collection[str]) -> dict[str, tuple[str, ...]]:
     """Log lines that contain a node's name as a separate word, by node."""
     wanted = frozenset(name for name in names if name)
@@ -199,16 +104,9 @@ def lines_by_node(lines: Iterable[str], names: Collection[str]) -> dict[str, tup
 
 def lines_about_the_graph(lines: Iterable[str], providers: Iterable[ProviderFacts]) -> tuple[str, ...]:
     """Log lines that match a pattern of a provider without a node name."""
-    patterns = dict.fromkeys(pattern.pattern for known in providers for pattern in known.patterns)
-    expressions = [re.compile(pattern) for pattern in patterns if "(?P<node>" not in pattern]
+    patterns = (pattern for known in providers for pattern in known.patterns if not pattern.names_node)
+    expressions = [re.compile(text) for text in dict.fromkeys(pattern.pattern for pattern in patterns)]
     return tuple(line for line in lines if any(each.search(line) for each in expressions))
-
-
-class Memcpy(NamedTuple):
-    """The tensor that a Memcpy node copies."""
-
-    op_type: str
-    tensor: str
 
 
 def copied_in_log(lines: Iterable[str], order: Iterable[str], op_types: Mapping[str, str | None]) -> dict[str, Memcpy]:

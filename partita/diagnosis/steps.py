@@ -24,8 +24,10 @@ class Step:
 
     title: str
     """Title of about three words."""
-    remedy: Remedy
-    """The command and its effect. A report fills in: `checkpoint`, `out` (a new package), `path` (the model that ran),
+    text: str
+    """Effect of the command."""
+    command: tuple[str, ...]
+    """The words of the command. A report fills in: `checkpoint`, `out` (a new package), `path` (the model that ran),
     `provider` (the preferred provider), `chain`, `now` (the new value of a probe), `needed` (options that the model
     needs: dry run, plugin libraries, inputs, contract), `setting` (pins and provider options of the run), `library`
     (the plugin library of `provider`), `libraries` (plugin libraries of the chain), `same_precision` (--precision of
@@ -42,7 +44,7 @@ class Step:
     @property
     def exports(self) -> bool:
         """It exports the package again, so it requires a package."""
-        return self.remedy.command[1] == "export"
+        return self.command[1] == "export"
 
 
 EXPORT = ("partita", "export", "{checkpoint}", "{out}")
@@ -50,69 +52,64 @@ FOR_TARGET = (*EXPORT, "--target", "{provider}", "{library}")
 PLACE = ("partita", "place", "{path}", "--provider", "{chain}", "{needed}")
 RETARGET = Step(
     "Export it for {provider}",
-    Remedy(
-        "keeps the precision; queries {provider} for its best attention lowering, which may have more nodes",
-        (*FOR_TARGET, "{same_precision}"),
-    ),
+    "keeps the precision; queries {provider} for its best attention lowering, which may have more nodes",
+    (*FOR_TARGET, "{same_precision}"),
     unless=(("target", "{provider}"),),
 )
 STATIC = Step(
     "Make all shapes static",
-    Remedy(
-        "makes every shape static, so that no shapes are computed at run time; batch and length are fixed",
-        (*FOR_TARGET, "{same_precision}", "--static-shapes"),
-    ),
+    "makes every shape static, so that no shapes are computed at run time; batch and length are fixed",
+    (*FOR_TARGET, "{same_precision}", "--static-shapes"),
     factor="static_shape",
 )
 HALF = Step(
     "Export in float16",
-    Remedy("writes the package in float16 (half the size, less precise)", (*FOR_TARGET, "--precision", "fp16")),
+    "writes the package in float16 (half the size, less precise)",
+    (*FOR_TARGET, "--precision", "fp16"),
     unless=(("precision", "fp16"), ("precision", "bf16")),
     factor="type",
     new_value="float16",
 )
 SINGLE = Step(
     "Export in float32",
-    Remedy("writes the package in float32 (twice the size)", (*FOR_TARGET, "--precision", "fp32")),
+    "writes the package in float32 (twice the size)",
+    (*FOR_TARGET, "--precision", "fp32"),
     unless=(("precision", "fp32"),),
     factor="type",
     new_value="float32",
 )
 STANDARD = Step(
     "Use standard operators",
-    Remedy(
-        "writes attention and cache in operators of opset 18, which are more nodes than a fused kernel",
-        (*EXPORT, "--attention", "primitives", "{same_precision}"),
-    ),
+    "writes attention and cache in operators of opset 18, which are more nodes than a fused kernel",
+    (*EXPORT, "--attention", "primitives", "{same_precision}"),
     unless=(("attention", "primitives"),),
 )
 SET_OPTION = Step(
     "Set the option",
-    Remedy("sets the option of {provider} for all nodes", (*PLACE, "{setting}", "--provider-option", "{now}")),
+    "sets the option of {provider} for all nodes",
+    (*PLACE, "{setting}", "--provider-option", "{now}"),
     factor=OPTION,
 )
 PROBE = Step(
     "Run the experiments",
-    Remedy(
-        "runs the missing experiments (up to 10 minutes)",
-        (*PLACE, "{setting}", "--probe-seconds", "600", "--report", "again.json"),
-    ),
+    "runs the missing experiments (up to 10 minutes)",
+    (*PLACE, "{setting}", "--probe-seconds", "600", "--report", "again.json"),
     probes=True,
 )
 WITHOUT_OPTIONS = Step(
     "Remove the constraints",
-    Remedy("places the model without pins and without a memory budget, which may use more device memory", PLACE),
+    "places the model without pins and without a memory budget, which may use more device memory",
+    PLACE,
 )
 ASK_PROVIDER = Step(
     "Test the provider",
-    Remedy(
-        "tests {provider} in a separate process and reports the reason if it does not run",
-        ("partita", "providers", "{libraries}"),
-    ),
+    "tests {provider} in a separate process and reports the reason if it does not run",
+    ("partita", "providers", "{libraries}"),
 )
 ASK_OPTIONS = Step(
     "Look up its options",
-    Remedy("lists the options of every provider", ("partita", "providers", "--json")),
+    "lists the options of every provider",
+    ("partita", "providers", "--json"),
 )
 
 
@@ -193,10 +190,10 @@ def steps_for(
         if tried and all(tried) and not nodes:
             continue  # it helped no node
         names = dict.fromkeys(now for each in helped for now in each)
-        for now in names if "{now}" in step.remedy.command else ("",):
+        for now in names if "{now}" in step.command else ("",):
             count = sum(now in each for each in helped) if now else nodes
             blanks = situation.blanks(preferred, now)
-            remedy = step.remedy.filled(**blanks)
+            remedy = Remedy(step.text, step.command).filled(**blanks)
             if count:
                 which = "the node" if count == len(trials) else "some of the nodes"
                 text = f"{remedy.text}; in an experiment {blanks['provider']} then supports {which}"

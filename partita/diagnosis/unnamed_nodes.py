@@ -13,10 +13,12 @@ of the plan.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+from partita.diagnosis.sources import main_graph_events
 from partita.observations.facts import AssignedNode, GraphNode, NodeEvent, SessionFacts
 from partita.observations.names import INLINED
 
@@ -26,11 +28,10 @@ Named = TypeVar("Named", AssignedNode, GraphNode, NodeEvent)
 INDEXED = re.compile(r"(?P<op>[A-Za-z]\w*)_(?P<number>\d+)")
 
 
-def with_names(facts: SessionFacts, events: Sequence[NodeEvent]) -> SessionFacts:
-    """The facts with names for nodes without one, those of the plan for nodes of the main graph.
-
-    `events`: of the main graph, in order.
-    """
+def with_names(facts: SessionFacts) -> SessionFacts:
+    """The facts with names for nodes without one, those of the plan for nodes of the main graph."""
+    facts = _with_file_names(facts)
+    events, _ = main_graph_events(facts.events)
     known = {node.name for node in facts.graph} | {event.name for event in facts.events}
     planned = by_operator({name for stream in facts.plan or () for name in stream} - known)
     first = [event for event in events if event.run == events[0].run]
@@ -44,7 +45,7 @@ def with_names(facts: SessionFacts, events: Sequence[NodeEvent]) -> SessionFacts
     )
 
 
-def with_file_names(facts: SessionFacts) -> SessionFacts:
+def _with_file_names(facts: SessionFacts) -> SessionFacts:
     """The facts with the file's names for the nodes of a SequenceMap's graph.
 
     ONNX Runtime lists them twice: before it inlines the function, and in the resulting Loop under a name with a prefix.
@@ -122,13 +123,12 @@ def _name_assigned(
 
 def _name_optimised(optimised: Sequence[GraphNode], planned: Mapping[str, list[str]]) -> tuple[GraphNode, ...]:
     """The optimised graph, in graph order, with names for operators with equal numbers in the plan."""
-    named = list(optimised)
-    for op, names in planned.items():
-        nameless = [place for place, node in enumerate(optimised) if not node.name and node.op_type == op]
-        if len(nameless) == len(names):
-            for place, name in zip(nameless, names, strict=True):
-                named[place] = replace(named[place], name=name)
-    return tuple(named)
+    counts = Counter(node.op_type for node in optimised if not node.name)
+    left = {op: iter(names) for op, names in planned.items() if counts[op] == len(names)}
+    return tuple(
+        replace(node, name=next(left[node.op_type])) if not node.name and node.op_type in left else node
+        for node in optimised
+    )
 
 
 def by_operator(names: Iterable[str]) -> dict[str, list[str]]:

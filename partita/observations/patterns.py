@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from partita.observations.codes import PROVIDER_CODES, ReasonCode
 from partita.remedies import Remedy
 
+NODE_GROUP = r"(?P<node>\S+)"
+"""The group for a node's name in most patterns; a real name may contain blanks."""
 ABSENT, PRESENT = "", "*"
 """Values of a fact that a node does not have, and that it has with any value."""
 
@@ -21,12 +23,33 @@ class LogPattern:
     pattern: str
     """Regular expression to search in one line, with optional groups `node`, `op` and `why`."""
 
-    def __post_init__(self) -> None:
-        if self.reason in PROVIDER_CODES and "(?P<node>" in self.pattern:
-            raise ValueError(f"{self.reason} is a provider-level reason, but {self.pattern!r} matches a node")
-
     vague: bool = False
     """The line names the reason, but not the property of the node that is unsupported."""
+
+    def __post_init__(self) -> None:
+        if self.reason in PROVIDER_CODES and self.names_node:
+            raise ValueError(f"{self.reason} is a provider-level reason, but {self.pattern!r} matches a node")
+
+    @property
+    def names_node(self) -> bool:
+        """Whether it has the group `node`, so its lines are about one node."""
+        return "(?P<node>" in self.pattern
+
+    @property
+    def with_blank(self) -> re.Pattern[str] | None:
+        """The pattern for lines with a blank in place of the name; None if it has no node name."""
+        if self.pattern.endswith(f" {NODE_GROUP}"):
+            return re.compile(self.pattern.removesuffix(f" {NODE_GROUP}") + r"\s*$")
+        blank = self.pattern.replace(f" {NODE_GROUP} ", " {2,}")
+        return re.compile(blank) if blank != self.pattern else None
+
+    def is_about(self, line: str, name: str) -> bool:
+        """Whether the group `node` matches exactly this name in `line`."""
+        if NODE_GROUP in self.pattern:
+            end = r"\s*$" if self.pattern.endswith(NODE_GROUP) else r"""(?![^\s'":\],;)}])"""
+            exact = self.pattern.replace(NODE_GROUP, f"(?P<node>{re.escape(name)}){end}")
+            return bool(name) and re.search(exact, line) is not None
+        return any(match["node"] == name for match in re.finditer(self.pattern, line))
 
 
 @dataclass(frozen=True, slots=True)

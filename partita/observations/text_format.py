@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 NOT_KNOWN = "-"
 BINARY_UNITS = ("KiB", "MiB", "GiB", "TiB")
@@ -116,25 +116,21 @@ def families(names: Iterable[str]) -> dict[str, list[str]]:
 
     `*` replaces numbers if several of them vary or one has many gaps.
     """
-    alike: dict[tuple[str, ...], list[str]] = {}
+    alike: dict[str, list[str]] = {}
     for name in dict.fromkeys(names):
-        alike.setdefault(tuple(DIGITS.split(name)[::2]), []).append(name)
-    return {_family(texts, members): members for texts, members in alike.items()}
+        alike.setdefault(DIGITS.sub("0", name), []).append(name)
+    return {_family(members): members for members in alike.values()}
 
 
-def _family(texts: tuple[str, ...], members: list[str]) -> str:
-    """One name for members with the common `texts` between their numbers."""
-    if len(members) == 1:
-        return members[0]
-    columns = [dict.fromkeys(column) for column in zip(*(DIGITS.findall(name) for name in members), strict=True)]
+def _family(members: Sequence[str]) -> str:
+    """One name for members that differ in numbers only."""
+    columns = [list(dict.fromkeys(column)) for column in zip(*map(DIGITS.split, members), strict=True)]
     varying = sum(len(values) > 1 for values in columns)
-    return texts[0] + "".join(
-        f"{_written(list(values), alone=varying == 1)}{text}" for values, text in zip(columns, texts[1:], strict=True)
-    )
+    return "".join(_written(values, alone=varying == 1) for values in columns)
 
 
-def _written(values: list[str], *, alone: bool) -> str:
-    """The numbers at one position: single, range, list, or `*`."""
+def _written(values: Sequence[str], *, alone: bool) -> str:
+    """The text or the numbers at one position: single, range, list, or `*`."""
     if len(values) == 1:
         return values[0]
     if alone and len(values) <= LISTED_NUMBERS:

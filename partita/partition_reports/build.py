@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from partita.diagnosis.explanation import find_fallbacks
 from partita.diagnosis.kernel_paths import find_paths
 from partita.diagnosis.records import Fallback, KernelPath
-from partita.diagnosis.session_index import EVERY_PHASE, SessionIndex, index_session
+from partita.diagnosis.session_index import EVERY_PHASE, SessionIndex
 from partita.diagnosis.steps import checkpoint_of, same_precision
 from partita.observations.facts import RunFacts, StateFact, StepFact
 from partita.observations.records import ChainEntry, Environment, PackageFacts, PhaseName, Source
@@ -62,9 +62,7 @@ def build_report(
     """
     if device is not None:
         facts = dry_run.without_times(facts)
-    indexes = tuple(index_session(session) for session in facts.sessions)
-    if device is not None:
-        indexes = tuple(map(dry_run.without_sizes, indexes))
+    indexes = tuple(map(SessionIndex, facts.sessions))
     sessions = {name: index for index in reversed(indexes) for name in index.facts.phases}
     of_phase = [(name, sessions[name]) for name in EVERY_PHASE if name in sessions]
     rows = package.batch_size if package is not None else 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from partita.diagnosis.session_index import SessionIndex
-from partita.observations.facts import RunFacts
+from partita.observations.facts import RunFacts, SessionFacts
 from partita.partition_reports.cost import NodeTimes
 
 NOTE = "no times: this was a dry run without a device"
@@ -34,26 +34,31 @@ RESIDENT = ("rss_before_load_bytes", "rss_after_load_bytes", "peak_rss_bytes", "
 
 
 def without_times(facts: RunFacts) -> RunFacts:
-    """The run without steps, loading times and resident memory, which belong to the machine of the dry run."""
-    memory = facts.memory.model_copy(update=dict.fromkeys(RESIDENT))
-    return replace(facts, steps=(), first_token_seconds=None, memory=memory)
+    """The run without steps, loading times and resident memory of this machine, and without sizes that need values."""
+    return replace(
+        facts,
+        sessions=tuple(map(_without_sizes, facts.sessions)),
+        steps=(),
+        first_token_seconds=None,
+        memory=facts.memory.model_copy(update=dict.fromkeys(RESIDENT)),
+    )
 
 
-def without_sizes(index: SessionIndex) -> SessionIndex:
+def _without_sizes(facts: SessionFacts) -> SessionFacts:
     """The session with unknown sizes for graph outputs that may depend on values; inputs and states keep their size."""
-    unknown = _tensors_of_unknown_size(index)
+    unknown = _tensors_of_unknown_size(facts)
     ports = tuple(
         replace(port, bytes_per_decode_step=None)
         if port.direction == "output" and port.role != "state" and port.name in unknown
         else port
-        for port in index.facts.ports
+        for port in facts.ports
     )
-    return replace(index, facts=replace(index.facts, ports=ports))
+    return replace(facts, ports=ports)
 
 
 def without_values(index: SessionIndex, times: NodeTimes) -> NodeTimes:
     """Sizes of the nodes of one phase that do not depend on values; no times."""
-    tensors = _tensors_of_unknown_size(index)
+    tensors = _tensors_of_unknown_size(index.facts)
     sizes = {name: size for name, size in times.output_bytes.items() if not tensors or _is_known(index, name, tensors)}
     return replace(times, host_us={}, output_bytes=sizes, note=NOTE)
 
@@ -74,11 +79,11 @@ def _is_known(index: SessionIndex, name: str, unknown: frozenset[str]) -> bool:
     return any(copied.tensor in (*node.outputs, *node.inputs) for node in index.facts.graph)
 
 
-def _tensors_of_unknown_size(index: SessionIndex) -> frozenset[str]:
+def _tensors_of_unknown_size(facts: SessionFacts) -> frozenset[str]:
     """Tensors of the file whose size may depend on values: neither shape inference nor constants determine it."""
     unknown: set[str] = set()
-    for node in index.facts.graph:
+    for node in facts.graph:
         sizes = set(filter(None, node.inputs[1:])) if node.op_type in BY_FURTHER_INPUTS else set[str]()
-        if node.op_type in BY_VALUES or unknown.intersection(node.inputs) or not sizes <= index.facts.constants:
-            unknown.update(name for name in node.outputs if name and name not in index.facts.fixed_shapes)
+        if node.op_type in BY_VALUES or unknown.intersection(node.inputs) or not sizes <= facts.constants:
+            unknown.update(name for name in node.outputs if name and name not in facts.fixed_shapes)
     return frozenset(unknown)

@@ -9,8 +9,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from partita.diagnosis import naming, sources
-from partita.diagnosis.evidence import name_in, names_a_node
-from partita.diagnosis.graphs import COMPILED, MEMCPY_OPS, OptimisedGraph, edges
+from partita.diagnosis.graphs import COMPILED, MEMCPY_OPS, OptimisedGraph
 from partita.diagnosis.session_index import SessionIndex
 from partita.diagnosis.sources import HOST_DEVICE
 from partita.observations.facts import AssignedNode, PortFact, SessionFacts
@@ -99,12 +98,12 @@ def find_conflicts(index: SessionIndex, phase: PhaseName) -> Iterator[SourceConf
 def _contradicted_lines(index: SessionIndex) -> Iterator[tuple[str, str, str]]:
     """Nodes for which a provider logs that it has no kernel, and which it supports unchanged in an experiment."""
     for provider, known in index.facts.providers.items():
-        patterns = [each for each in known.patterns if each.reason == "no_kernel_op" and names_a_node(each)]
+        patterns = [each for each in known.patterns if each.reason == "no_kernel_op" and each.names_node]
         for name, probe in known.probes.items():
             first = next(iter(probe.variants), None)
             if first is None or first.outcome != "supported" or first.function_inlined or name in index.same_name_nodes:
                 continue
-            found = (line for line in index.log.get(name, ()) if any(name_in(line, each, name) for each in patterns))
+            found = (line for line in index.log.get(name, ()) if any(each.is_about(line, name) for each in patterns))
             yield from ((name, provider, line) for line in itertools.islice(found, 1))
 
 
@@ -244,8 +243,7 @@ def find_causes(index: SessionIndex) -> dict[str, Cause]:
     graph = index.optimised
     if graph is not None and all(name in graph.nodes for name in names):
         return {name: _cause_in_graph(index, graph, runs_as, name) for name in names}
-    makers, readers = edges(index.file_nodes) if names else ({}, {})
-    return {name: _cause_in_file(index, makers, readers, runs_as, name) for name in names}
+    return {name: _cause_in_file(index, runs_as, name) for name in names}
 
 
 def _cause_in_graph(index: SessionIndex, graph: OptimisedGraph, runs_as: Mapping[str, str], name: str) -> Cause:
@@ -259,7 +257,7 @@ def _cause_in_graph(index: SessionIndex, graph: OptimisedGraph, runs_as: Mapping
     if tensor is None:
         return (), "the optimised graph does not name its tensor"
     readers = [each for each in graph.readers.get(tensor, ()) if graph.nodes[each].op_type not in MEMCPY_OPS]
-    found = [graph.producers[tensor]] if not to_host and tensor in graph.producers else readers
+    found = [graph.makers[tensor]] if not to_host and tensor in graph.makers else readers
     if not found:
         kind = "a session output" if to_host else "a graph input or a constant"
         return (), f"no node reads {graph.original(tensor)} in host memory; it is {kind}"
@@ -269,13 +267,7 @@ def _cause_in_graph(index: SessionIndex, graph: OptimisedGraph, runs_as: Mapping
     return tuple(dict.fromkeys(own)), ""
 
 
-def _cause_in_file(
-    index: SessionIndex,
-    makers: Mapping[str, str],
-    readers: Mapping[str, Sequence[str]],
-    runs_as: Mapping[str, str],
-    name: str,
-) -> Cause:
+def _cause_in_file(index: SessionIndex, runs_as: Mapping[str, str], name: str) -> Cause:
     """The cause by the edges of the exported graph and the tensor in the log.
 
     `runs_as`: file node -> the plan node that executes it.
@@ -283,10 +275,10 @@ def _cause_in_file(
     line = index.memcpy.get(name)
     if line is None:
         return (), "no source names its tensor"
-    maker = runs_as.get(makers.get(line.tensor, ""))
+    maker = runs_as.get(index.file.makers.get(line.tensor, ""))
     if line.op_type != TO_HOST and maker is not None:
         return (maker,), ""
-    found = dict.fromkeys(runs_as[each] for each in readers.get(line.tensor, ()) if each in runs_as)
+    found = dict.fromkeys(runs_as[each] for each in index.file.readers.get(line.tensor, ()) if each in runs_as)
     others = tuple(each for each in found if index.provider(each) != index.provider(name))
     missing = f"no node of the ONNX file on another provider reads or produces {line.tensor}"
     return others, "" if others else missing

@@ -92,13 +92,10 @@ def many(count, kinds):
     )
 
 
-def test_many_nodes_are_grouped_by_operator():
+def test_many_nodes_are_grouped_by_operator_and_truncated_with_counts():
     text = render_refusal(rows_of(refused_nodes(many(90, 3), GPU_ALONE), (GPU,)))
     assert "90 nodes would not run" in text and "Op1" in text and " 30 " in text and "and 88 similar lines" in text
     assert len(text.splitlines()) < 20
-
-
-def test_long_table_is_truncated_with_counts():
     text = render_refusal(rows_of(refused_nodes(many(100, 100), GPU_ALONE), (GPU,)))
     assert f"and {100 - MOST_ROWS} more rows; the JSON has all" in text
 

@@ -27,9 +27,8 @@ BARE = (
 @pytest.mark.parametrize("place", [GROUPS, LAMBDA, CALL, BARE, "a/b.hpp:7 bool a::operator==(const a&, const a&) "])
 def test_source_location_is_removed_from_message(place: str):
     said = "num_nodes == in_degree.size() was false. Processed 3 nodes (of 8)"
-    assert without_signatures(f"Exception during initialization: {place}{said}") == (
-        f"Exception during initialization: {said}"
-    )
+    start = "Exception during initialization: "
+    assert without_signatures(f"{start}{place}{said}") == f"{start}{said}"
     assert without_signatures(f"{place}[OpenVINO-EP] no {GROUPS}{said}") == f"[OpenVINO-EP] no {said}"
 
 

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from partita.diagnosis.records import VariantRecord as TrialRecord
+from partita.diagnosis.records import VariantRecord
 from partita.observations.facts import ProbeRun, Substitution
 from partita.observations.records import RemedyRecord, remedy_records
 from partita.remedies import Remedy
 
 
 def test_copy_of_copies_shared_fields_and_ignores_others():
-    trial = ProbeRun(
-        "type",
-        "float16 in place of float32",
-        "supported",
-        "",
-        cached=True,
-        substitution=Substitution("float16", "float32"),
-    )
-    changed = TrialRecord.copy_of(trial, after="float64", outcome="rejected")
+    given = Substitution("float16", "float32")
+    trial = ProbeRun("type", "float16 in place of float32", "supported", "", cached=True, substitution=given)
+    changed = VariantRecord.copy_of(trial, after="float64", outcome="rejected")
     assert (changed.factor, changed.after, changed.outcome) == ("type", "float64", "rejected")
-    assert TrialRecord.copy_of(trial).model_dump() == {
+    assert VariantRecord.copy_of(trial).model_dump() == {
         "factor": "type",
         "change": "float16 in place of float32",
         "outcome": "supported",

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from partita.diagnosis.session_index import index_session
+from partita.diagnosis.session_index import SessionIndex
 from partita.explain import Explanation, find, headline
 from partita.observations.facts import AssignedNode, GraphNode, PortFact, SessionFacts
 from partita.partition_reports.outcome import state_name
@@ -69,7 +69,7 @@ def branching(**changes: Any) -> SessionFacts:
 
 
 def bodies_of(facts: SessionFacts) -> Subgraphs:
-    found = find_subgraphs(index_session(facts))
+    found = find_subgraphs(SessionIndex(facts))
     assert found is not None
     return found
 

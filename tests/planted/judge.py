@@ -79,11 +79,6 @@ class Verdict:
     """Whether something stood beside the node when it was tried as it is; None where it was not."""
 
     @property
-    def right(self) -> bool:
-        """Code, evidence and remedy are as they should be."""
-        return not self.wrong
-
-    @property
     def wrong(self) -> str:
         """What is not, in one line."""
         if self.reason != self.case.expected:

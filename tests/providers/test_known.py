@@ -6,7 +6,6 @@ import re
 
 import pytest
 
-from partita.diagnosis.evidence import name_in
 from partita.providers.resolve import explain, known_providers, parse_chain, resolve
 
 NAMES = sorted(known_providers())
@@ -61,7 +60,7 @@ def test_every_node_in_a_qnn_list_line_is_found(between):
     line = f"Unsupported nodes in QNN EP: {between.join(listed)}, "
     patterns = known_providers()["qnn"].node_patterns
     asked = ("first", "a", "b", "a, b", "c,d", "d", "last")
-    found = [name for name in asked if any(name_in(line, pattern, name) for pattern in patterns)]
+    found = [name for name in asked if any(pattern.is_about(line, name) for pattern in patterns)]
     assert found == ["first", "a, b", "c,d", "last"]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from partita.diagnosis.probe_conclusions import CAUSES
 from partita.diagnosis.reasons import REASONS, steps_of
 from partita.diagnosis.records import Fallback, FallbackCost, KernelPath, SkippedProvider, VariantRecord
 from partita.diagnosis.steps import Action, Situation, each, steps_for
@@ -147,16 +148,21 @@ def reason_text(entries: Sequence[Fallback]) -> str:
     if reason is None:
         return entries[0].reason
     helped = [
-        {each.after: each.before for each in entry.variants if each.outcome in HELPED and each.factor in reason.factors}
+        {
+            each.after: each.before
+            for each in entry.variants
+            if each.outcome in HELPED and CAUSES.get(each.factor) == entry.reason
+        }
         for entry in entries
     ]
     befores = {before for changes in helped for before in changes.values()}
-    if not reason.sentence or (reason.names_change and (len(befores) != 1 or "" in befores)):
+    names_change = "{before}" in reason.sentence
+    if not reason.sentence or (names_change and (len(befores) != 1 or "" in befores)):
         return reason.title
     operators = list(dict.fromkeys(entry.op_type or "unknown nodes" for entry in entries))
     provider = short_provider(entries[0].preferred_provider)
     text = reason.sentence.format(provider=provider, op=_first_names(operators), before="".join(befores))
-    works = [now for now in helped[0] if all(now in changes for changes in helped)] if reason.names_change else []
+    works = [now for now in helped[0] if all(now in changes for changes in helped)] if names_change else []
     if len({now.rpartition(" ")[0] for now in works} - {""}) == 1:  # "MaxPool of opset 12, 11 and 10"
         works = [works[0], *(now.rpartition(" ")[2] for now in works[1:])]
     return f"{text}; {_first_names(works)} {'works' if len(works) == 1 else 'work'}" if works else text
@@ -259,8 +265,8 @@ def _finding(report: Report, members: Sequence[Fallback], shows_remedy: bool) ->
     blocks += [Line(first.missing_probes, "missing probes")] if first.missing_probes else []
     for other in first.skipped:
         name, reason = short_provider(other.provider), f"{reason_title(other.reason)}, {other.evidence_kind}"
-        found = (entry.about(other.provider) for entry in members)
-        evidence = _first_of(each.evidence for each in found if each is not None)
+        found = (each for entry in members for each in entry.preferred if each.provider == other.provider)
+        evidence = _first_of(each.evidence for each in found)
         blocks += [Line(f"{reason}: {evidence}", f"not on {name} either")]
         blocks += [Line(other.remedy, f"remedy for {name}", "good")]
     title = f"{plural(len(by_node), 'node')} with cost"

@@ -191,7 +191,7 @@ def holder_in_run(index: SessionIndex, graph: Graph, name: str) -> str:
         return holder.op_type if holder is not None else ""
     owners = index.possible_functions.get(name, ()) if name not in index.present else ()
     holders = [(owner, holder_of(graph, graph.nodes.get(owner))) for owner in owners]
-    found = (holder.op_type if holder is not None else index.exported_op(owner) for owner, holder in holders)
+    found = (node.op_type for owner, holder in holders if (node := holder or index.of_file(owner)) is not None)
     return next((op for op in found if op in HOLDING), "")
 
 

@@ -11,11 +11,10 @@ from functools import partial
 
 import onnx
 
-from partita.diagnosis.explanation import context_of, explain_provider, nodes_to_probe
+from partita.diagnosis.explanation import PlacedNode, context_of, explain_provider, nodes_to_probe
 from partita.diagnosis.kernel_paths import find_paths
-from partita.diagnosis.probe_conclusions import unprobed_nodes
 from partita.diagnosis.reasons import reason_from_probes
-from partita.diagnosis.session_index import index_session
+from partita.diagnosis.session_index import SessionIndex
 from partita.errors import ProviderError
 from partita.observations.facts import AS_IS, FAILED, NodeProbe, ProbeRun, RejectedPart, RunFacts, SessionFacts
 from partita.observations.names import CPU, INLINED, UNKNOWN
@@ -124,7 +123,9 @@ def _probe_sessions(
         experiments=sum(lab.experiments for lab in labs),
         cached=sum(lab.cached for lab in labs),
         crashes=sum(lab.crashes for lab in labs),
-        missing_probes=tuple(dict.fromkeys(name for each in probes for name in unprobed_nodes(each))),
+        missing_probes=tuple(
+            dict.fromkeys(name for each in probes for name, probe in each.items() if probe.missing_probes)
+        ),
     )
     return sessions, resolutions, probing
 
@@ -155,7 +156,7 @@ def probe_refusal(error: ChainError, model: OnnxModel, sizes: Sizes, seconds: fl
         entry = chain_entry(now)
         code, evidence, part = entry.reason or "", entry.evidence or "", session.of(entry.provider).rejected
         if part is not None:
-            shown = explain_provider(context_of(index_session(session), part.nodes[0], None, UNKNOWN, entry))
+            shown = explain_provider(context_of(SessionIndex(session), PlacedNode(part.nodes[0], None, UNKNOWN), entry))
             code, evidence = shown.reason, shown.evidence
         is_new, found = part is not None or now.reason != was.reason, None
         if is_new and anew is None:
@@ -247,7 +248,7 @@ def _probe_nodes(
     graphs: dict[int, Graph] = {}
     holders: dict[Node, str] = {}
     for number, session in enumerate(sessions):
-        index = index_session(session)
+        index = SessionIndex(session)
         names = nodes_to_probe(index, chain, preferred)
         if not names:
             continue
@@ -358,7 +359,7 @@ def slow_kernels(session: SessionFacts, resolution: Resolution) -> dict[str, tup
     provider = resolution.provider.ort_name
     if resolution.status != "active" or not any(row.probe for row in session.of(provider).kernels):
         return {}
-    index = index_session(session)
+    index = SessionIndex(session)
     paths = [path for phase in session.phases for path in find_paths(index, phase) if path.provider == provider]
     rows = {path.node: path.row for path in paths if path.evidence_kind == "derived"}
     return {node: row.probe for node, row in rows.items() if row is not None and row.probe is not None}

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.engine_steps import generate
-from partita.diagnosis.session_index import index_session
+from partita.diagnosis.session_index import SessionIndex
 from partita.errors import GenerationError
 from partita.partition_reports.cost import node_times
 from partita.runtime.generate.choice.sampling import greedy
@@ -54,7 +54,7 @@ def test_run_records_its_number_of_rows(open_runner):
         ("decode", 1, 2),
         ("decode", 1, 2),
     ]
-    index = index_session(facts.sessions[0])
+    index = SessionIndex(facts.sessions[0])
     assert (node_times(index, "prefill", 3).tokens, node_times(index, "decode", 3).tokens) == (40, 2)
     states = [state for state in facts.states if state.checked_steps]
     assert states and all(state.same_address and not state.address_changes for state in states)

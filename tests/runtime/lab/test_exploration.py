@@ -104,7 +104,7 @@ def test_option_required_in_neighbourhood_is_the_reason(graph: Graph) -> None:
     subject = explored(graph, "c", lab)
     explore_surroundings([subject], {0: graph}, {}, lab)
     (shown,) = conclusions(subject.probe(0, "c"))
-    assert shown.factors == (OPTION,) and lab.asked == [("wide", "1")]
+    assert shown.code == "option_needed" and lab.asked == [("wide", "1")]
     assert "b (Cast) it does not support it; with webgpu.wide=1" in shown.evidence
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnxruntime as ort
 import pytest
 
-from partita.diagnosis.reasons import REASONS
+from partita.diagnosis.probe_conclusions import CAUSES
 from partita.observations.facts import OPTION
 from partita.runtime.lab.change import other_attributes
 from partita.runtime.lab.factors import FACTORS, combine_factors, single_changes
@@ -73,7 +73,7 @@ def test_known_rank_keeps_declared_outputs(case):
 
 
 def test_each_factor_belongs_to_a_single_reason(case):
-    known = [factor for reason in REASONS.values() for factor in reason.factors]
+    known = list(CAUSES)
     own = [OPTION, *FACTORS]
     assert sorted(known) == sorted(own), "each factor shows one reason"
     for text in TEXTS.values():

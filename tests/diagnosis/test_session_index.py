@@ -1,4 +1,4 @@
-"""Entries of the assignment list: those of control-flow subgraphs are separated from the main graph's."""
+"""Entries of the assignment list and events of control-flow subgraphs, and nodes without a name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from partita.diagnosis.explanation import find_fallbacks, nodes_to_probe
-from partita.diagnosis.session_index import SessionIndex, index_session
+from partita.diagnosis.session_index import SessionIndex
+from partita.diagnosis.sources import main_graph_events
 from partita.observations.facts import AssignedNode, GraphNode, NodeEvent, SessionFacts
 from partita.observations.patterns import LogPattern
 from tests.partition_reports.samples import CPU, GPU, GPU_CHAIN, event, session_facts, windows
@@ -46,16 +47,12 @@ def called_twice(**changes: Any) -> SessionFacts:
     return session_facts(**(given | changes))
 
 
-def optimised(*inside: GraphNode, main: tuple[GraphNode, ...] = (node(CLIP, "Clip", "x", "a"),)) -> Any:
-    return (*main, replace(IF, subgraph_nodes=inside))
-
-
 def inside(index: SessionIndex) -> list[tuple[str, str]]:
     return sorted((entry.name, entry.provider) for entry in index.in_subgraphs() or ())
 
 
 def test_subgraph_node_named_as_main_graph_node_has_own_fallback():
-    (found,) = find_fallbacks(index_session(called_twice()), "run", GPU_CHAIN)
+    (found,) = find_fallbacks(SessionIndex(called_twice()), "run", GPU_CHAIN)
     assert (found.node, found.op_type, found.provider) == (CLIP, "Clip", CPU)
     assert (found.module, found.source_line) == (None, None)
 
@@ -66,27 +63,9 @@ def test_subgraph_node_named_as_main_graph_node_is_not_probed():
     main = node("mm", "MatMul", "x w", "a")
     entries = listed(("mm", "MatMul", GPU), ("if", "If", GPU), ("mm", "MatMul", CPU))
     facts = called_twice(graph=(main, IF), subgraph_nodes=(twin,), plan=(("mm", "if"),), assigned=entries, log=())
-    index = index_session(facts)
+    index = SessionIndex(facts)
     assert inside(index) == [("mm", CPU)]
     assert nodes_to_probe(index, GPU_CHAIN, GPU_CHAIN[0]) == ()
-
-
-FUSED = listed(
-    *(("cos", "Cos", CPU), ("if", "If", CPU)),
-    *(("_inlfunc_F_relu", "Relu", CPU), ("_inlfunc_F_mm/MatMulAddFusion", "Gemm", CPU)),
-)
-FUSED_MAIN = node("fused _inlfunc_F_mm/MatMulAddFusion", "FusedGemm", "x", "a")
-
-
-def fused(*made: GraphNode, **changes: Any) -> SessionFacts:
-    """MatMul, Add and Relu of a function: two nodes when the list is made, one when it is run."""
-    graph = optimised(node("cos", "Cos"), *made, main=(FUSED_MAIN,))
-    given: dict[str, Any] = {"plan": ((FUSED_MAIN.name, "if"),), "assigned": FUSED, "optimised": graph, "log": ()}
-    return called_twice(**(given | changes))
-
-
-def test_possible_subgraph_nodes_count_without_optimised_graph():
-    assert len(inside(index_session(fused(optimised=None)))) == 3
 
 
 def constant_if(**changes: Any) -> SessionFacts:
@@ -111,13 +90,13 @@ def constant_if(**changes: Any) -> SessionFacts:
 
 @pytest.mark.parametrize("graph", [None, (node("y0_nchwc", "Conv"), node("sin", "Sin"))])
 def test_no_subgraph_nodes_without_executed_control_flow(graph):
-    assert inside(index_session(constant_if(optimised=graph))) == []
+    assert inside(SessionIndex(constant_if(optimised=graph))) == []
 
 
 def test_subgraph_of_possible_control_flow_node_counts():
     """Without a run, the operator of the planned node is unknown."""
     events: tuple[NodeEvent, ...] = ()
-    assert len(inside(index_session(constant_if(events=events)))) == 2
+    assert len(inside(SessionIndex(constant_if(events=events)))) == 2
 
 
 FORCED = LogPattern("cpu_preferred", r"Force fallback for node: (?P<node>\S+) because")
@@ -133,7 +112,7 @@ def test_log_lines_without_name_explain_nodes_only_if_their_number_fits(lines: i
         log=("[I:onnxruntime:, x.cc:1 F] Force fallback for node:  because of its size",) * lines,
         patterns=(FORCED,),
     )
-    found = find_fallbacks(index_session(facts), "run", GPU_CHAIN)
+    found = find_fallbacks(SessionIndex(facts), "run", GPU_CHAIN)
     assert [(entry.node, entry.reason) for entry in found] == [("Max0", code), ("Sub0", code)]
 
 
@@ -146,4 +125,33 @@ def test_function_of_a_subgraph_has_one_owner_beside_a_folded_node() -> None:
         assigned=listed(("", "Max", CPU), ("if", "If", GPU)),
         log=(),
     )
-    assert index_session(facts).possible_functions == {"Max0": ("mish",)}
+    assert SessionIndex(facts).possible_functions == {"Max0": ("mish",)}
+
+
+def looped(run: int, turns: int) -> list[NodeEvent]:
+    """Relu_0, a loop of turns that each have an If with a Neg and an Add in it, and Relu_1."""
+    begin = run * 1_000_000
+    rows = [("Relu_0", begin, 5), ("Loop_0", begin + 10, 20 * turns)]
+    for at in range(begin + 10, begin + 10 + 20 * turns, 20):
+        rows += [("If_0", at, 15), ("Neg_0", at + 1, 5), ("Add_0", at + 16, 3)]
+    rows.append(("Relu_1", begin + 10 + 20 * turns, 5))
+    return [
+        NodeEvent(run, place, name, name.partition("_")[0], CPU, start, host, 4, ())
+        for place, (name, start, host) in enumerate(rows)
+    ]
+
+
+def test_events_in_loop_and_nested_if_belong_to_subgraphs() -> None:
+    main, bodies = main_graph_events(looped(0, 3) + looped(1, 3))
+    assert [entry.name for entry in main] == ["Relu_0", "Loop_0", "Relu_1"] * 2
+    assert bodies == {"If_0", "Neg_0", "Add_0"}
+
+
+def test_named_nodes_in_the_format_of_the_profile_are_not_counted_as_unnamed() -> None:
+    """The file names its nodes Mul_0 and Add_0, as the profile names nodes without a name."""
+    graph = tuple(node(name, op) for name, op in (("Mul_0", "Mul"), ("m", "Mish"), ("Add_0", "Add")))
+    ran = ("Mul_0", "Softplus_5", "Tanh_6", "Mul_7", "Add_0")
+    events = tuple(event(0, at, name, name.partition("_")[0], CPU, start_us=10 * at) for at, name in enumerate(ran))
+    plan = ("Mul_0", "Softplus0", "Tanh0", "Mul0", "Add_0")
+    index = SessionIndex(session_facts(graph=graph, plan=(plan,), events=events, runs=windows("prefill")))
+    assert tuple(each.name for each in index.events) == index.order == plan
