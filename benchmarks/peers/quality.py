@@ -120,7 +120,8 @@ def _read_llama(model: Path, text: dict[str, Any], places: Places, threads: int)
 def _read_ours(package: Path, threads: int) -> Reading:
     """With the scorer behind `partita evaluate`."""
     from partita.providers.resolve import parse_chain
-    from partita.runtime.verify.comparison import Logits, loss, open_scorer
+    from partita.runtime.verify.comparison import Logits
+    from partita.runtime.verify.quality import loss, open_scorer
 
     windows = _text(package)["windows"].astype(np.int64)
     losses, best = np.full((len(windows), windows.shape[1] - 1), np.nan), np.zeros_like(windows[:, 1:])

@@ -13,7 +13,6 @@ from partita.diagnosis.probe_conclusions import CAUSES, Finding, conclusions, fu
 from partita.diagnosis.session_index import SessionIndex
 from partita.observations.facts import Factor, NodeProbe, Outcome, ProbeRun, RejectedPart, Substitution
 from partita.observations.records import ChainEntry, Probing
-from partita.partition_reports.build import find_rejected
 from tests.diagnosis.reason_examples import LEFT
 from tests.diagnosis.test_reasons import GATHER, context, decide, probe
 from tests.partition_reports.samples import (
@@ -22,6 +21,7 @@ from tests.partition_reports.samples import (
     mixed_facts,
     mixed_session,
     report_of,
+    run_facts,
     with_session,
 )
 
@@ -257,9 +257,8 @@ def test_node_of_a_rejected_graph_has_its_cause(case: str):
 
 
 def test_rejected_part_is_reported():
-    (record,) = find_rejected([mixed_session(rejected=ONE), mixed_session()], GPU_CHAIN)
+    (record,) = report_of(run_facts(mixed_session(rejected=ONE), mixed_session()), GPU_CHAIN).rejected_parts
     assert (record.nodes, record.provider, record.evidence, record.attempts) == ((GATHER,), GPU, "no device", 9)
-    assert find_rejected([mixed_session(rejected=ONE)], ()) == ()
 
 
 def test_probe_evidence_states_isolation_or_added_neg():
