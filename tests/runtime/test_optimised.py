@@ -200,6 +200,20 @@ def test_function_nodes_are_distinguished_by_function_and_output_type(
     assert element_of(case.feeds[0].kind) == element
 
 
+def test_functions_of_one_name_are_distinguished_by_the_operator_of_the_run(tmp_path: Path) -> None:
+    text = (
+        '<ir_version: 10, opset_import: ["" : 21, "a" : 1, "b" : 1]>\ng (float[2,4] x) => (float[2,4] y) {\n'
+        "  [first] h = a.Act(x)\n  [second] y = b.Act(h)\n}\n"
+        '<domain: "a", opset_import: ["" : 21]>\nAct (a) => (b) {\n  [n] b = Sigmoid(a)\n}\n'
+        '<domain: "b", opset_import: ["" : 21]>\nAct (a) => (b) {\n  [n] b = Asinh(a)\n}'
+    )
+    onnx.save(parser.parse_model(text), tmp_path / "m.onnx")
+    graph = cut_graph(read_onnx(tmp_path / "m.onnx"), {})
+    for name, op_type in (("_inlfunc_Act_n", "Sigmoid"), ("_inlfunc_Act_token_0_n", "Asinh")):
+        seen = graph.with_observed_types({name: ("float32[2,4]",)}, {}, {name: op_type})
+        assert node_variant(seen, name).node.op_type == op_type
+
+
 def test_invalid_split_count_does_not_crash_type_inference() -> None:
     text = '<ir_version: 9, opset_import: ["" : 20]>\ng (int64[4] x) => (a, b, c, d) {\n  {node}\n}'
     split = "[planted] a, b, c, d = Split<num_outputs={count}>(x)"

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -79,12 +80,18 @@ class Graph:
             if kind is not None and seen is not None
         )
 
-    def with_observed_types(self, outputs: Mapping[str, Sequence[str]], callers: Mapping[str, Sequence[str]]) -> Graph:
+    def with_observed_types(
+        self,
+        outputs: Mapping[str, Sequence[str]],
+        callers: Mapping[str, Sequence[str]],
+        operators: Mapping[str, str | None] = MappingProxyType({}),
+    ) -> Graph:
         """The graph with output types observed in a run, by node; their sizes are sizes of the run.
 
-        `callers`: file nodes that may call an inlined function node, by ONNX Runtime's name for it.
+        `callers`: file nodes that may call an inlined function node, by ONNX Runtime's name for it. `operators`: those
+        of the run's nodes.
         """
-        inlined = self._functions_of(outputs, callers)
+        inlined = self._functions_of(outputs, callers, operators)
         seen: dict[str, onnx.TypeProto] = {}
         for name, texts in outputs.items():
             node = self.nodes.get(inlined.get(name, name))
@@ -96,11 +103,14 @@ class Graph:
         return replace(self, types={**seen, **self.types}, fixed={**self.fixed, **sizes}, function_of=inlined)
 
     def _functions_of(
-        self, outputs: Mapping[str, Sequence[str]], callers: Mapping[str, Sequence[str]]
+        self,
+        outputs: Mapping[str, Sequence[str]],
+        callers: Mapping[str, Sequence[str]],
+        operators: Mapping[str, str | None],
     ) -> dict[str, str]:
         """The inlined function nodes by ONNX Runtime's name.
 
-        Callers and output types distinguish calls of a function, and functions of the same name.
+        Operators, callers and output types distinguish calls of a function, and functions of the same name.
         """
         calls: dict[str, list[str]] = {}
         for own in self.nodes:
@@ -114,7 +124,11 @@ class Graph:
                 plain = max((each for each in calls if each and plain.startswith(f"{each}_")), key=len, default="")
             owners, made = callers.get(name, ()), outputs.get(name, ())
             alike = calls[plain] if plain else ()
-            ranks = {own: (self.calling_nodes.get(own) in owners, self.fits(self.nodes[own], made)) for own in alike}
+            ranks = {
+                own: (node.op_type == operators.get(name), self.calling_nodes.get(own) in owners, self.fits(node, made))
+                for own in alike
+                for node in (self.nodes[own],)
+            }
             if ranks:
                 found[name] = max(ranks, key=lambda own: ranks[own])
         return found

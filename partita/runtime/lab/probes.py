@@ -97,7 +97,9 @@ def _probe_sessions(
 
     def graph_of(session: SessionFacts, callers: Mapping[str, Sequence[str]]) -> Graph:
         outputs = {event.name: event.output_shapes for event in session.events}
-        return cut_graph(models[session.file], sizes.get(session.file, {})).with_observed_types(outputs, callers)
+        operators = {event.name: event.op_type for event in session.events}
+        graph = cut_graph(models[session.file], sizes.get(session.file, {}))
+        return graph.with_observed_types(outputs, callers, operators)
 
     began = time.monotonic()
     entries = tuple(map(chain_entry, resolutions))
