@@ -17,7 +17,14 @@ from partita.observations.text_format import plural
 from partita.providers.base import Option
 from partita.runtime.chain.provider_check import PROBE_MODEL
 from partita.runtime.lab.change import Variation
-from partita.runtime.lab.factors import FACTORS, MOST_COMBINED, combine_factors, other_nodes, single_changes
+from partita.runtime.lab.factors import (
+    FACTORS,
+    MOST_COMBINED,
+    combine_factors,
+    further_pairs,
+    other_nodes,
+    single_changes,
+)
 from partita.runtime.lab.graph import Graph, cut_proto
 from partita.runtime.lab.laboratory import BUDGET, Lab
 from partita.runtime.lab.neighbours import holder_models, neighbourhoods, quantised_groups
@@ -95,6 +102,8 @@ def explore(subjects: Sequence[Subject], lab: Lab) -> None:
         others = other_nodes(subject.variant, failed=subject.outcome in FAILED, compiles=lab.compiles)
         last += (Experiment(subject, model, trial) for model, trial in others)
     _run(last, lab)
+    known = [each for each in _open(subjects) if any(_is_another_form(trial) for trial in each.variants)]
+    _run([_experiment(subject, *each, lab) for subject in known for each in further_pairs(subject.variant)], lab)
     for subject in subjects:
         changes = [trial for trial in subject.variants if trial.factor not in (OTHER_FORM, OPTION)]
         subject.missing_probes = subject.missing_probes or timeout_note(changes)
@@ -164,6 +173,11 @@ def timeout_note(trials: Sequence[ProbeRun]) -> str:
 def _open(subjects: Sequence[Subject]) -> list[Subject]:
     """Subjects without a conclusive trial."""
     return [subject for subject in subjects if subject.is_unresolved]
+
+
+def _is_another_form(trial: ProbeRun) -> bool:
+    """Whether the provider supports this other node of the operator."""
+    return trial.factor == OTHER_FORM and trial.outcome == "supported" and not trial.function_inlined
 
 
 def _experiment(subject: Subject, trial: ProbeRun, variant: Variant, lab: Lab) -> Experiment:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain, islice
+from operator import itemgetter
 
 import numpy as np
 import onnx
@@ -43,7 +44,11 @@ from partita.runtime.place.tensor_types import (
 )
 
 MOST_COMBINED = 36
-"""Maximum number of two-factor changes per node."""
+"""Maximum number of two-factor changes per node and round."""
+PAIRS = (("type", "attribute"), ("type", "input"), ("attribute", "attribute"), ("attribute", "input"))
+"""Factors that are changed together where the provider supports another node of the operator."""
+MOST_PAIRED = 6
+"""Maximum number of changes of one factor in such pairs."""
 AXES = "axes"
 """Without this input, a node uses all axes of its first input."""
 USUAL_RANK = 4
@@ -76,6 +81,17 @@ def combine_factors(variant: Variant) -> tuple[Variation, ...]:
     for factor, others in (("type", static), ("opset", [*static, *types])):
         found += [_pair(one, two, both) for one, first in others for two, both in variations(first, factor)]
     return tuple(found)
+
+
+def further_pairs(variant: Variant) -> list[Variation]:
+    """Variations of two of type, attributes and inputs; pairs of the likeliest changes first."""
+    found: dict[frozenset[str], tuple[int, Variation]] = {}
+    for factor, other in PAIRS:
+        for rank, (one, first) in enumerate(islice(variations(variant, factor), MOST_PAIRED)):
+            for place, (two, both) in enumerate(islice(variations(first, other), MOST_PAIRED), rank):
+                if both != variant:
+                    found.setdefault(frozenset((one.change, two.change)), (place, _pair(one, two, both)))
+    return [pair for _, pair in sorted(found.values(), key=itemgetter(0))][:MOST_COMBINED]
 
 
 def _pair(one: ProbeRun, two: ProbeRun, variant: Variant) -> Variation:

@@ -8,7 +8,7 @@ import pytest
 from partita.diagnosis.probe_conclusions import CAUSES
 from partita.observations.facts import OPTION
 from partita.runtime.lab.change import other_attributes
-from partita.runtime.lab.factors import FACTORS, combine_factors, single_changes
+from partita.runtime.lab.factors import FACTORS, combine_factors, further_pairs, single_changes
 from partita.runtime.lab.forms import forms
 from partita.runtime.lab.schema import operators
 from partita.runtime.lab.variant import Variant, fingerprint, variant_model
@@ -51,7 +51,7 @@ TEXTS = {
 def test_variations_are_distinct_and_do_not_modify_the_case(case, name):
     plain = case(TEXTS[name], N=(2, 4))
     before = fingerprint(variant_model(plain))
-    found = [*single_changes(plain), *combine_factors(plain)]
+    found = [*single_changes(plain), *combine_factors(plain), *further_pairs(plain)]
     assert found and fingerprint(variant_model(plain)) == before
     for trial, changed in found:
         assert trial.change and changed.node.op_type == plain.node.op_type
