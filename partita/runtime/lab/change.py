@@ -93,12 +93,19 @@ def with_elements(variant: Variant, elements: Mapping[str, int], attributes: Att
     return replace(varied, declared=declared)
 
 
-def with_constants(variant: Variant, names: Collection[str], *, ones: bool = False) -> Variant:
-    """The variant with inputs as constants: their values in the run if known, else zeros or small integers of one."""
-    return with_feeds(variant, lambda feed: _constant(feed, ones) if feed.name in names else feed)
+def with_constants(variant: Variant, names: Sequence[str], *, counted: bool = False) -> Variant:
+    """The variant with inputs as constants: their values in the run if known, else zeros.
+
+    `counted`: 1 for small integers of the first input, 2 for those of the second, and so on, in place of 0. Declared
+    output sizes need not hold for other values than those of the run.
+    """
+    numbers = {name: number if counted else 0 for number, name in enumerate(names, 1)}
+    changed = with_feeds(variant, lambda feed: _constant(feed, numbers[feed.name]) if feed.name in numbers else feed)
+    invented = any(feed.name in names and (feed.folded or feed.run_value) is None for feed in variant.feeds)
+    return replace(changed, declared={}) if invented else changed
 
 
-def _constant(feed: ExperimentInput, ones: bool) -> ExperimentInput:
+def _constant(feed: ExperimentInput, number: int) -> ExperimentInput:
     """The feed as a constant; unchanged if its type or sizes are unknown."""
     element, sizes, value = element_of(feed.kind), feed.run_sizes, feed.folded or feed.run_value
     if value is not None and element not in (None, value.data_type):
@@ -106,8 +113,8 @@ def _constant(feed: ExperimentInput, ones: bool) -> ExperimentInput:
     if value is None:
         if element is None or sizes is None:
             return feed
-        if ones and len(sizes) <= 1 and dtypes.dtype_numbered(element).kind == "integer":
-            value = onnx.helper.make_tensor(feed.name, element, sizes, [1] * math.prod(sizes))
+        if number and len(sizes) <= 1 and dtypes.dtype_numbered(element).kind == "integer":
+            value = onnx.helper.make_tensor(feed.name, element, sizes, [number] * math.prod(sizes))
         else:
             value = zeros(feed.name, element, sizes)
     return replace(feed, kind=tensor_type(value.data_type, value.dims), constant=value)

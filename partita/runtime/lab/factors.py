@@ -181,7 +181,10 @@ def other_inputs(variant: Variant) -> Iterator[Variation]:
 
 
 def _constants(variant: Variant, operator: Operator | None) -> Iterator[Variation]:
-    """Each input as a constant, and all but the first together: values of the run if known, else zeros, then ones."""
+    """Each input as a constant, and all but the first together.
+
+    Values are those of the run if known, else zeros, then small integers.
+    """
     feeds = {feed.name: feed for feed in variant.feeds if feed.constant is None}
     called: dict[str, str] = {}
     for position, name in enumerate(variant.node.input):
@@ -192,12 +195,12 @@ def _constants(variant: Variant, operator: Operator | None) -> Iterator[Variatio
     # The first input, e.g. a lookup table, but not if it is the only one.
     first = [name for name in variant.node.input[:1] if name in called and len(feeds) > 1]
     for chosen in (*([name] for name in dict.fromkeys((*later, *first))), *([later] if len(later) > 1 else [])):
-        zero, one = (with_constants(variant, chosen, ones=ones) for ones in (False, True))
+        zero, other = (with_constants(variant, chosen, counted=counted) for counted in (False, True))
         text = f"{listing([called[name] for name in chosen])} as {'a constant' if len(chosen) == 1 else 'constants'}"
         default = ", and no default of a graph input" if len(chosen) == 1 and feeds[chosen[0]].run_value else ""
         yield described(f"{text}{default}", zero)
-        if one != zero:
-            yield described(f"{text} of ones", one)
+        if other != zero:
+            yield described(f"{text} of {'ones' if len(chosen) == 1 else 'small integers'}", other)
 
 
 def _other_ranks(variant: Variant) -> Iterator[Variation]:
@@ -288,8 +291,12 @@ def other_nodes(variant: Variant, *, failed: bool, compiles: bool) -> Iterator[t
     bound = {slot.variable for slot, _ in chain(*operator.slots(node)) if len(slot.types) > 1}
     known = {fingerprint(model) for model in (plain, variant_model(variant, auxiliary=True))}
     found: list[tuple[onnx.ModelProto, ProbeRun]] = []
-    for form in _typed_forms(operator, own):
-        model = variant_model(form.build(), auxiliary=compiles)
+    cases = [(form, False) for form in _typed_forms(operator, own)]
+    cases[1:1] = [(form, True) for form in plainest_forms(operator)[:1]]
+    for form, constant in cases:
+        built = form.build()
+        later = [name for name in built.node.input[1:] if (feed := built.feed(name)) and feed.constant is None]
+        model = variant_model(with_constants(built, later) if constant else built, auxiliary=compiles)
         if compiles and len(model.graph.node) == 1:
             add_detached(model.graph)
         if (key := fingerprint(model)) not in known:
@@ -302,6 +309,7 @@ def other_nodes(variant: Variant, *, failed: bool, compiles: bool) -> Iterator[t
             else:  # an unknown type is not equal
                 same = all(own.get(name) == kind for name, kind in types.items() if name in bound)
             change, factors = _form_text(form, types, node), () if same else ("type",)
+            change += "; constants but for the first input" if constant else ""
             neg_added = len(model.graph.node) > 1
             trial = ProbeRun(OTHER_FORM, change, "invalid", "", factors=factors, neg_added=neg_added)
             found.append((model, trial))
