@@ -107,6 +107,7 @@ class ServedPackage:
         """Choices whose prompts are not tokenized yet. Changed only by the event loop."""
         self.reporter = ThreadPoolExecutor(1, f"report-{name}")
         """Builds and renders reports, one at a time."""
+        self._report: Report | None = None
         self._report_at = 0.0
         self._thread = threading.Thread(target=self._work, name=f"serve-{name}", daemon=True)
         self._stopping = False
@@ -154,24 +155,25 @@ class ServedPackage:
 
     def _check_report(self, request: ReportRequest, probe_seconds: float = 0.0) -> None:
         """A new report, in the metrics, too. Raises ProviderError over the limits."""
-        report = self._metrics.reports[self.name] = self._new_report(replace(request, probe_seconds=probe_seconds))
+        request = replace(request, limits=self._limits, probe_seconds=probe_seconds)
+        report = self._metrics.reports[self.name] = self._engine.report(request)
         over = limits_error(report)
         if over is not None:
             raise over
+        self._keep(report)
 
-    def _new_report(self, request: ReportRequest) -> Report:
-        self._report = self._engine.report(replace(request, limits=self._limits))
-        self._report_at = time.monotonic()
-        return self._report
+    def _keep(self, report: Report) -> Report:
+        self._report, self._report_at = report, time.monotonic()
+        return report
 
     def report(self) -> Report:
         """The partition report of the running sessions. After the start, only for the thread of `reporter`.
 
         Raises the errors of the engine's `report`.
         """
-        if time.monotonic() - self._report_at <= REPORT_SECONDS:
+        if self._report is not None and time.monotonic() - self._report_at <= REPORT_SECONDS:
             return self._report
-        return self._new_report(ReportRequest("length", complete=False))
+        return self._keep(self._engine.report(ReportRequest("length", complete=False, limits=self._limits)))
 
     @property
     def _first(self) -> Work:

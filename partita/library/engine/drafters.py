@@ -48,6 +48,8 @@ class DraftModel:
             continues_at=max(0, len(history) - SMALL_STEP_TOKENS),
             any_logits=True,  # wrong draft tokens are rejected
         )
+        if self._loop.runner.cache.dirty:  # a run without finite logits
+            self._loop.runner.cache.prepare()
         row = self._loop.add_request(request)
         tokens = [token for step in iter(self._loop.step, None) for token in step.tokens[row]]
         self._loop.release_row(row)

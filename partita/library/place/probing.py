@@ -73,8 +73,6 @@ def explain_refusal(
         NoKernelError: probe_missing_kernel,
         NotOpenedError: probe_not_opened,
     }
-    if seconds <= 0:
-        return error
     try:
         with audience.busy(TITLE):
             explained: ProviderError = probes[type(error)](error, model, sizes, seconds)
@@ -100,6 +98,8 @@ def refusals_explained(
     try:
         yield
     except (ChainError, NoKernelError, NotOpenedError) as error:
+        if seconds <= 0 or (model is None and isinstance(error, NotOpenedError)):
+            raise
         refused = read_onnx(error.path) if model is None else model
         sizes = decode_sizes(refused) if sizes is None else sizes
         raise explain_refusal(error, refused, sizes, seconds, audience) from error

@@ -69,15 +69,15 @@ def prepare(provider_library: Path, *, cache: Path | None = None) -> Path:
     """Folder of stubs for every CUDA function that `provider_library` needs, from the cache or built now.
 
     The folder is named after the build: a hash of what identifies the provider library, and of the stubs' source.
-    `cache`: folder of builds; by default in the cache folder, or temporary if caching is off. Safe for concurrent
-    processes. Raises ProviderError on other systems than Linux x86-64, for a library that is missing, for another CUDA
-    version or with unknown functions, and if pyelftools, a C compiler or a writable cache is missing.
+    `cache`: folder of builds; by default in the cache folder, or temporary if that is off or not writable. Safe for
+    concurrent processes. Raises ProviderError on other systems than Linux x86-64, for a library that is missing, for
+    another CUDA version or with unknown functions, and if pyelftools, a C compiler or a writable cache is missing.
     """
     if sys.platform != "linux" or platform.machine() != "x86_64":
         raise ProviderError(f"the dry run needs Linux on x86-64; this is {sys.platform} on {platform.machine()}")
     sources = {library.soname: _c_source(library) for library in LIBRARIES}
     build = _build_name(provider_library, sources)
-    path = (cache or cache_folder(KIND) or Path(_of_this_process().name)).absolute()
+    path = (cache or _own_cache() or Path(_of_this_process().name)).absolute()
     if any(mark in str(path) for mark in ":;$"):  # separators and variables of LD_LIBRARY_PATH
         raise ProviderError(
             f"{path}: the loader cannot use a path with ':', ';' or '$'; set {CACHE_VARIABLE} to another folder"
@@ -103,6 +103,16 @@ def prepare(provider_library: Path, *, cache: Path | None = None) -> Path:
             f"{folder.parent}: cannot be written ({error}); set {CACHE_VARIABLE} to a writable folder"
         ) from error
     return folder
+
+
+def _own_cache() -> Path | None:
+    """The folder of builds in the cache folder; None if it is off or not writable."""
+    folder = cache_folder(KIND)
+    with contextlib.suppress(OSError):
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            return folder if os.access(folder, os.W_OK | os.X_OK) else None
+    return None
 
 
 def child_environment(stubs: Path, device: Device, base: Mapping[str, str]) -> dict[str, str]:

@@ -146,7 +146,7 @@ def _begin(
             found = worker.wait(future, max(began + timeout_seconds - time.monotonic(), 0.0))
         except WorkerLostError as lost:
             how = f"gave no answer within {timeout_seconds:g} s" if lost.late else lost.how
-        return WorkerResult(found, stages[-1], worker.log(), how, ended[0] - began)
+        return WorkerResult(found, stages[-1], worker.log(), how, (ended or [time.monotonic()])[0] - began)
 
     return outcome
 

@@ -139,6 +139,7 @@ class Adapters:
         self._loaded: dict[str, InputValues] = {}
         self._rows: list[InputValues] = [NOTHING] * manifest.graph.batch_size
         self._stacked: dict[Span, InputValues] = {}
+        self._zeros: dict[tuple[Any, ...], Buffer] = {}
 
     def use(self, names: Sequence[str | None]) -> list[bool]:
         """Use these adapters [B]; return for each row whether its values have changed.
@@ -162,8 +163,14 @@ class Adapters:
             self._stacked[span] = _stacked(rows, every=self._manifest.graph.adapters_of_every_row)
         values = self._stacked[span]
         lacking = [port for port in graph.adapter_inputs if port.name in required and port.name not in values]
-        shapes = {port.name: tuple(size if isinstance(size, int) else 0 for size in port.shape) for port in lacking}
-        return {**values, **{port.name: host_buffer(shapes[port.name], port.dtype) for port in lacking}}
+        return {**values, **{port.name: self._zero(port) for port in lacking}}
+
+    def _zero(self, port: AdapterInput) -> Buffer:
+        """Zeros for an input; all graphs share them."""
+        shape = tuple(size if isinstance(size, int) else 0 for size in port.shape)
+        if (shape, port.dtype) not in self._zeros:
+            self._zeros[shape, port.dtype] = host_buffer(shape, port.dtype)
+        return self._zeros[shape, port.dtype]
 
     def _named(self, name: str | None) -> InputValues:
         """Input values of an adapter; empty for None."""

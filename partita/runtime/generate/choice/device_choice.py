@@ -174,9 +174,9 @@ def _model(dtype: str, rank: int) -> bytes:
     from onnx import TensorProto, parser
 
     kind = TensorProto.DataType.Name(dtypes.dtype_named(dtype).number).lower()
-    axes = ",".join(f"d{axis}" for axis in range(rank - 1))
-    few, sums = f"[{axes},{SELECTED}]", f"[{axes}]"
-    model = parser.parse_model(f"""{HEAD} choice ({kind}[{axes},vocab] logits)
+    axes = [f"d{axis}" for axis in range(rank - 1)]
+    sums, few, every = (f"[{','.join([*axes, *last])}]" for last in ((), (str(SELECTED),), ("vocab",)))
+    model = parser.parse_model(f"""{HEAD} choice ({kind}{every} logits)
         => (int64{few} places, {kind}{few} values, float{sums} sum)
         <int64[1] count = {{{SELECTED}}}, int64[1] last = {{-1}}> {{
             values, places = TopK(logits, count)

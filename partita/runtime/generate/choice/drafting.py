@@ -208,6 +208,8 @@ def no_draft_reason(runner: Runner) -> str | None:
     """The reason why this package cannot be a draft package; None if it can."""
     if runner.contract.batch_size != 1:
         return f"its batch size is {runner.contract.batch_size}, but a draft package needs 1"
+    if not runner.capacity.appends(1):
+        return "it cannot add tokens to a filled cache, so it would read the whole text for every draft"
     return _no_rewind_reason(runner)
 
 
