@@ -158,7 +158,7 @@ def occurrences(report: Report) -> dict[str, list[Occurrence]]:
     for phase in report.phases:
         bodies = phase.subgraphs or Subgraphs(nodes=0, copies=None)
         executed = {node.name: node for node in phase.nodes}
-        inner = {part.name: part for part in bodies.function_nodes}
+        inner = grouped(bodies.function_nodes, lambda part: part.name)
         copies = {copy.name for copy in phase.copies if copy.kind == "memcpy_node"}
         here: dict[str, list[Occurrence]] = {
             name: [(phase, "copy" if name in copies else "runs", node)] for name, node in executed.items()
@@ -167,7 +167,7 @@ def occurrences(report: Report) -> dict[str, list[Occurrence]]:
             places = here.setdefault(row.name, [])
             others = [executed[name] for name in row.ran_as if name in executed and name != row.name]
             places += [(phase, "replaced", node) for node in others]
-            places += [(phase, "subgraph", inner[name]) for name in row.ran_as if name in inner]
+            places += [(phase, "subgraph", part) for name in row.ran_as for part in inner.get(name, ())]
             places += [] if places else [(phase, "folded", row)]
         for copy in phase.copies:
             here.setdefault(copy.name, [(phase, "border", copy)])

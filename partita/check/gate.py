@@ -100,10 +100,10 @@ def find(requirement: Requirement, report: Report) -> Finding:
     for measure in requirement.measures:
         nodes = partial(_count_nodes, requirement.selectors, measure)
         figure, in_main = FIGURES.get(measure.field, (nodes, False))
-        folded = [phase for phase in phases if phase.folded_nodes is not None and measure.field == "share"]
-        found += (
-            [(True, f"share does not apply in {listing(each.name for each in folded)}: {FOLDED}")] if folded else []
-        )
+        folded = [phase for phase in phases if phase.folded_nodes is not None and measure.field not in FIGURES]
+        folded = [phase for phase in folded if nodes(report, phase).value is None]
+        if folded:
+            found.append((True, f"{measure.field} does not apply in {listing(each.name for each in folded)}: {FOLDED}"))
         others = [phase for phase in phases if phase not in folded]
         measured = [phase for phase in others if not in_main or phase is main_phase(report)]
         for value, where in grouped(measured, partial(figure, report)).items():

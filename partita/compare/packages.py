@@ -25,9 +25,16 @@ def compare_packages(first: Inspection, second: Inspection) -> Comparison:
     headline = f"Different: {listing(f'{subject} ({count})' for subject, count in counted.items())}"
     if found.same:
         headline = "No differences"
-        if not all(each.files and all(file.sha256 or file.size_bytes is None for file in each.files) for each in both):
+        if not all(map(_is_hashed, both)):
             headline = "No known differences; file contents were not compared, because some files have no hash"
     return found.model_copy(update={"headline": headline})
+
+
+def _is_hashed(found: Inspection) -> bool:
+    """Whether every file, data files of the graphs included, has a hash or is missing."""
+    known = {file.name for file in found.files if file.sha256 or file.size_bytes is None}
+    data = {name for graph in found.graphs for name in graph.data_files}
+    return bool(known) and known >= {*(file.name for file in found.files), *data}
 
 
 def _files(found: Inspection) -> dict[tuple[str, str], FileFacts]:

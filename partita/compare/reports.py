@@ -289,10 +289,17 @@ def _unrelated_reason(
         return f"they have no phase in common: {ours} in {names[0]}, {theirs} in {names[1]}"
     first, second = (Counter((row.group, row.keys[0]) for row in side if row.section == "nodes") for side in rows)
     common, largest = (first & second).total(), max(first.total(), second.total())
-    if common >= RELATED * largest:
+    if common >= RELATED * largest or _is_same_file(*reports):
         return ""
     share = f"{common} of {plural(largest, 'node')}"
     return f"only {share} have the same name in both reports, so they are of different models"
+
+
+def _is_same_file(before: Report, after: Report) -> bool:
+    """Whether both ran the same package or ONNX file."""
+    if before.package is not None and after.package is not None:
+        return before.package.manifest_sha256 == after.package.manifest_sha256
+    return before.model is not None and after.model is not None and before.model.sha256 == after.model.sha256
 
 
 def _notes(before: Report, after: Report, phases: Sequence[Pair]) -> Iterator[str]:

@@ -159,6 +159,8 @@ def _change(was: Row | None, now: Row | None) -> Change:
     if old is not None and new is not None and old != new:
         effect = "worse" if new > old else "better"
     details = dict(shown.details)
+    if was is not None:
+        details |= {name: text for name, text in was.details.items() if not details.get(name)}
     if now is not None:
         before = None if was is None else was.value
         details |= now.causes.get(before, now.causes.get(None, {}))

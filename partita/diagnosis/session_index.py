@@ -56,6 +56,7 @@ class SessionIndex:
         self.op_types = {name: copy.op_type for name, copy in self.memcpy.items()}
         self.op_types |= op_types_of(facts.assigned, facts.graph, facts.optimised, self.events)
         self.op_types |= dict.fromkeys(self.compiled, COMPILED)
+        self.op_types.pop("", None)  # of nodes without a name
         listed, self.listed_in_subgraphs = self._split_list()
         """Listed nodes of the main graph, and nodes that are or may be in control-flow subgraphs."""
         self.assignments = {node.name: node for node in (*self.listed_in_subgraphs, *listed)}

@@ -171,7 +171,7 @@ def _check_library(path: Path, argument: str) -> Path:
                 if content.find(ENTRY_POINT) >= 0:  # checked here because loading it runs its code
                     return path.resolve()
         except OSError as error:
-            problem = f"cannot be read: {error.strerror or type(error).__name__}"
+            problem = f"cannot be read ({error.strerror or type(error).__name__}): check its permissions"
         except ValueError:  # an empty file cannot be mapped
             pass
     raise UsageError(f"`{argument}`: {path} {problem}; give the path of the plugin's library file")

@@ -140,6 +140,16 @@ def test_folded_nodes_are_excluded_from_share():
     assert required("provider=webgpu,share=1", report)[0] and required("op=Det,nodes=0", report)[0]
 
 
+@pytest.mark.parametrize("text", ["provider!=cpu,share<=0", "module=typo,provider=webgpu,share>=1"])
+def test_share_does_not_apply_to_folded_graph(text):
+    report = each_phase(mixed(), lambda phase: {"nodes": (), "file_nodes": (), "folded_nodes": 9})
+    applies_not = "share does not apply in prefill and decode: ONNX Runtime folded the whole graph at load time"
+    assert required(text, report) == (True, applies_not)
+    assert required("provider=cpu,nodes=0", report) == (True, "nodes 0 in prefill and decode")
+    nodes = required("module=model.embed_tokens,provider=cpu,nodes=0", report)
+    assert nodes == (True, applies_not.replace("share", "nodes"))
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

@@ -241,13 +241,14 @@ ELSEWHERE = each_node(mixed(), lambda node: having(node, name=f"other/{node.name
         (OTHER, mixed(), "of different models"),
         (mixed(), EMPTY, "b has no node in any phase"),
         (mixed(), ONLY_RUN, "no phase in common: prefill and decode in a, run in b"),
-        (mixed(), ELSEWHERE, "of different models"),
+        (mixed(), having(ELSEWHERE, package=OTHER_PACKAGE), "of different models"),
+        (mixed(), ELSEWHERE, ""),  # of the same package
     ],
 )
 def test_unrelated_reports_give_reason(before, after, reason):
     found = compare(before, after, names=("a", "b"))
-    assert reason in found.unrelated_reason and not found.same
-    assert found.headline.startswith("not comparable: ")
+    assert reason in found.unrelated_reason and bool(reason) is bool(found.unrelated_reason)
+    assert found.headline.startswith("not comparable: ") is bool(reason) and not found.same
 
 
 def test_cache_in_place_change_is_in_headline_but_size_is_not():

@@ -149,6 +149,10 @@ def test_unhashed_files_are_reported_as_not_compared(tmp_path: Path) -> None:
         found = partita.inspect(first, against=second)
         assert found.changes == () and "file contents were not compared" in found.headline
     assert partita.inspect(folder, against=folder, hashes=True).headline == "No differences"
+    hashed = partita.inspect(one, hashes=True)
+    graphs = tuple(graph.model_copy(update={"data_files": ("deep/w.data",)}) for graph in hashed.graphs)
+    unlisted = hashed.model_copy(update={"graphs": graphs})
+    assert "not compared" in compare_packages(unlisted, unlisted).headline, "weights outside the listed files"
 
 
 def test_hub_snapshot_hashes_come_from_blob_names(variants: Path, tmp_path: Path) -> None:

@@ -212,6 +212,7 @@ def test_functions_of_one_name_are_distinguished_by_the_operator_of_the_run(tmp_
     for name, op_type in (("_inlfunc_Act_n", "Sigmoid"), ("_inlfunc_Act_token_0_n", "Asinh")):
         seen = graph.with_observed_types({name: ("float32[2,4]",)}, {}, {name: op_type})
         assert node_variant(seen, name).node.op_type == op_type
+    assert (found := graph.find("_inlfunc_Act_n")) is not None and found.op_type == "Sigmoid", "also without a run"
 
 
 def test_invalid_split_count_does_not_crash_type_inference() -> None:

@@ -247,6 +247,9 @@ def compile_library(
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ProviderError(f"the C compiler {compiler[0]} could not build {soname}: {error}") from error
+    finally:
+        text.unlink()
+        script.unlink()
     if done.returncode:
         lines = done.stderr.splitlines() or ["nothing"]
         first = next((line for line in lines if "error" in line), lines[0])

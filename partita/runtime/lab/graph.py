@@ -66,7 +66,10 @@ class Graph:
 
     def find(self, name: str) -> onnx.NodeProto | None:
         """The node `name`, which may be ONNX Runtime's name of an inlined function node."""
-        return self.nodes.get(self.function_of.get(name, name))
+        own = self.function_of.get(name, name)
+        if own not in self.nodes:  # not in the run's facts
+            own = self._functions_of({name: ()}, {}, {}).get(name, name)
+        return self.nodes.get(own)
 
     def fits(self, node: onnx.NodeProto, made: Sequence[str]) -> bool:
         """Whether a node's output types match the run, as far as both are known."""
