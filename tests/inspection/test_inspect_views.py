@@ -16,6 +16,7 @@ from onnx import helper, numpy_helper
 
 import partita
 from partita.cli import run
+from partita.compare.packages import compare_packages
 from partita.compare.rows import Comparison
 from partita.errors import UsageError
 from partita.inspection.records import Inspection
