@@ -109,6 +109,8 @@ def _function(name: str, function: Any) -> Iterator[str]:
 def provider_options() -> Iterator[str]:
     """The reference of `--provider-option`: the options of every provider, from its file in partita/providers."""
     yield "# Provider options\n\n`--provider-option PROVIDER.NAME=VALUE`; in Python `provider_options={name: {...}}`.\n"
+    unchecked = ", ".join(each.name for each in known_providers().values() if each.any_option)
+    yield f"\nOptions of these providers are passed on unchecked, with a note: {unchecked}.\n"
     for provider in known_providers().values():
         if provider.options:
             yield f"\n## {provider.name}\n\n| option | kind | default | meaning |\n|---|---|---|---|\n"

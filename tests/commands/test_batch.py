@@ -60,6 +60,22 @@ def started(arguments: list[str]) -> subprocess.Popen[str]:
     )
 
 
+def test_parquet_input_produces_parquet_output(summing, tmp_path, capsys):
+    require("pyarrow")
+    import pyarrow
+    from pyarrow import parquet
+
+    table = pyarrow.Table.from_pylist([{**row, "logprobs": 1 if n == 2 else None} for n, row in enumerate(ROWS[:9])])
+    parquet.write_table(table, tmp_path / "in.parquet")
+    out = tmp_path / "out.parquet"
+    assert run(words(summing, tmp_path / "in.parquet", out)) == 0, capsys.readouterr().err
+    found = parquet.read_table(out).to_pylist()
+    assert [row["id"] for row in found] == [row["id"] for row in ROWS[:9]]
+    for row, asked in zip(found, ROWS, strict=False):
+        assert row["tokens"] == known_tokens(asked["tokens"], asked["max_new_tokens"], ALL)
+    assert [row["logprobs"] is not None for row in found].index(True) == 2
+
+
 def lines_in(journal: Path) -> int:
     return journal.read_bytes().count(b"\n") if journal.exists() else 0
 

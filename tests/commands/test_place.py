@@ -101,6 +101,32 @@ def test_input_values_are_read_from_files(tmp_path, capsys, stand_ins):
     assert "--input is for ONNX files" in capsys.readouterr().err
 
 
+BODIES = """g (bool flag, int64 n, float[1,64,64] x) => (float[1,64,64] z) {
+  [m_If] y = If(flag) <
+    then_branch = then () => (float[1,64,64] a) { [then_Mul] t = Mul(x, x)  [then_Relu] a = Relu(t) },
+    else_branch = other () => (float[1,64,64] b) { [else_Neg] b = Neg(x) }>
+  [m_Loop] w = Loop(n, flag, y) <
+    body = body (int64 i, bool c, float[1,64,64] v) => (bool on, float[1,64,64] twice) {
+      [loop_Add] twice = Add(v, v)  [loop_Identity] on = Identity(c) }>
+  [m_Sqrt] z = Sqrt(w)
+}"""
+
+
+def test_control_flow_nodes_have_output_bytes_and_subgraph_nodes_are_counted(tmp_path):
+    """Runs of the installed ONNX Runtime through the then branch and three turns of the loop."""
+    onnx.save(parser.parse_model(HEAD + BODIES), tmp_path / "m.onnx")
+    inputs = {name: tmp_path / f"{name}.npy" for name in ("flag", "n")}
+    for name, value in (("flag", np.array(True)), ("n", np.array(3))):
+        np.save(inputs[name], value)
+    report = partita.place(tmp_path / "m.onnx", "cpu", inputs=inputs)
+    (phase,) = report.phases
+    names = ("m_If", "m_Loop", "m_Sqrt")
+    assert {node.name: node.output_bytes for node in phase.nodes} == dict.fromkeys(names, 64 * 64 * 4)
+    assert all(check.passed for check in report.checks) and report.conflicts == ()
+    (check,) = [check for check in report.checks if check.key == "executed_in_plan"]
+    assert "4 more ran in control-flow subgraphs" in check.detail
+
+
 def test_place_prints_brief_report_and_full_tables(tmp_path, capsys):
     command = [
         "place",

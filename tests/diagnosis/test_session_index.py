@@ -68,6 +68,14 @@ def test_subgraph_node_named_as_main_graph_node_is_not_probed():
     assert nodes_to_probe(index, GPU_CHAIN, GPU_CHAIN[0]) == ()
 
 
+def test_entries_that_may_be_in_a_subgraph_count_without_optimised_graph():
+    """MatMul, Add and Relu of a function: two nodes when the list is made, one when it is run."""
+    gemm = "_inlfunc_F_mm/MatMulAddFusion"
+    entries = listed(("cos", "Cos", CPU), ("if", "If", CPU), ("_inlfunc_F_relu", "Relu", CPU), (gemm, "Gemm", CPU))
+    facts = called_twice(plan=((f"fused {gemm}", "if"),), assigned=entries, optimised=None, log=())
+    assert inside(SessionIndex(facts)) == sorted((name, CPU) for name in ("cos", "_inlfunc_F_relu", gemm))
+
+
 def constant_if(**changes: Any) -> SessionFacts:
     """An If with a constant condition: its branch was put in its place, and two nodes of that were fused."""
     entries = listed(("sin", "Sin", CPU), ("_if_then_branch_Conv", "Conv", CPU), ("_if_then_branch_Relu", "Relu", CPU))

@@ -33,6 +33,15 @@ from tests.partition_reports.samples import (
 )
 
 
+def test_node_named_after_executed_node_replaces_nothing():
+    names = ("a/Mul", "a/Mul/Inserted", "b/Add/Fusion")
+    graph = (exported("a/Mul", ("x",), ("y",)), exported("b/Add", ("y",), ("z",)))
+    events = tuple(event(0, order, name, "Mul", CPU) for order, name in enumerate(names))
+    session = session_facts(graph=graph, plan=(names,), events=events, runs=windows("decode"), phases=("decode",))
+    nodes = phase_of(report_of(run_facts(session)), "decode").nodes
+    assert [node.replaces for node in nodes] == [(), (), ("b/Add",)]
+
+
 def test_run_interrupted_in_prefill_passes_checks():
     facts = recorded_facts()
     session = facts.sessions[0]

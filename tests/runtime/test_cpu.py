@@ -347,6 +347,21 @@ def test_integer_matmul_is_exact_for_every_weight_form(monkeypatch, tmp_path, un
 linux = pytest.mark.skipif(not cpu_settings.huge_pages_available(), reason="no huge pages on this system")
 
 
+@pytest.mark.parametrize(
+    ("before", "now", "new"),
+    [
+        ([], [(0, 4)], [(0, 4)]),
+        ([(0, 4)], [(0, 4)], []),
+        ([(2, 4)], [(0, 8)], [(0, 2), (4, 8)]),  # grown on both sides
+        ([(0, 2), (6, 8)], [(0, 8)], [(2, 6)]),  # two have become one
+        ([(0, 4)], [(2, 3)], []),  # some was given back
+        ([(0, 4)], [(3, 6), (8, 9)], [(4, 6), (8, 9)]),
+    ],
+)
+def test_memory_of_the_program_gets_no_huge_pages(before, now, new):
+    assert added_ranges(before, now) == new
+
+
 @linux
 def test_make_huge_preserves_content_and_untouched_memory():
     count = (24 << 20) // 4

@@ -182,21 +182,35 @@ def test_cpu_emulated_device_is_usable_but_not_chosen():
         assert (real.usable, real.software) == (True, False)
 
 
-def test_provider_computing_zeros_is_not_usable(tmp_path_factory):
-    """CUDA provider with stub libraries: it starts, runs, and returns zeros."""
+def over_stubs(tmp_path_factory, options):
+    """Outcome of a child that runs the CUDA provider over stub libraries."""
     require("onnxruntime-gpu", "CUDAExecutionProvider" in available_ort_names())
     require("a C compiler", shutil.which("cc") is not None)
     require("elftools")
     from partita.providers.cuda_dry_run.devices import device
     from partita.providers.cuda_dry_run.stub_build import child_environment, prepare, provider_library
 
-    cuda = known_providers()["cuda"]
-    every = {option.name: option.default for option in cuda.options if not option.session_key}
     cache = tmp_path_factory.getbasetemp() / "probe-stand-ins"
     environment = child_environment(prepare(provider_library(), cache=cache), device(), dict(os.environ))
     # CUDA libraries that are installed as Python packages would be loaded in place of the stubs.
-    bare = Resolution(replace(cuda, preload=False), "active", options=every)
+    bare = Resolution(replace(known_providers()["cuda"], preload=False), "active", options=options)
     (seen,) = examine([bare], environment=environment)
+    return seen
+
+
+def test_option_value_that_cuda_rejects_is_the_reason(tmp_path_factory):
+    """A GPU number that the machine does not have."""
+    seen = over_stubs(tmp_path_factory, {"device_id": "5"})
+    found = judge(Resolution(known_providers()["cuda"], "active"), seen).resolution
+    assert found.reason == "option_rejected"
+    assert (found.evidence or "").startswith("Invalid device ID: 5, must be between 0")
+
+
+def test_provider_computing_zeros_is_not_usable(tmp_path_factory):
+    """It starts, runs, and returns zeros."""
+    cuda = known_providers()["cuda"]
+    every = {option.name: option.default for option in cuda.options if not option.session_key}
+    seen = over_stubs(tmp_path_factory, every)
     assert seen.result is not None, seen
     assert seen.result["error"] is None, "an option of providers/cuda.py is not accepted"
     reported = seen.result["options"]

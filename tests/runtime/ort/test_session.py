@@ -60,6 +60,14 @@ def write_model(path: Path, node: str, dtype: str = "float") -> Path:
     return path
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int64"])
+def test_host_buffer_is_shared_zeroed_and_aligned(dtype):
+    buffer = host_buffer((2, 3), dtype)
+    assert buffer.address() == buffer.host.ctypes.data and buffer.address() % 64 == 0
+    assert not buffer.host.any() and buffer.size_bytes == buffer.host.nbytes
+    assert buffer.value.data_type() == f"tensor({dtype.replace('float32', 'float')})"
+
+
 def test_session_removes_its_temporary_files(tiny_package, tmp_path, own_temp):
     opened = open_session(tiny_package() / "model.onnx", CPU, threads=1, observe=True)
     assert opened._native.get_session_options().intra_op_num_threads == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import onnx
 import onnx.parser
 import pytest
@@ -73,3 +75,11 @@ def test_unknown_rank_is_not_inferred_as_scalar(graph: str, sizes: tuple[int, ..
     kind = tensor_types(onnx.parser.parse_model(HEAD + graph), by_runtime=True)["p"].tensor_type
     assert kind.elem_type == onnx.TensorProto.FLOAT
     assert (tuple(size.dim_value for size in kind.shape.dim) if kind.HasField("shape") else None) == sizes
+
+
+def test_nodes_of_a_package_have_module_and_source_line(tiny_package):
+    folder = tiny_package()
+    nodes = read_model_file(folder / "model.onnx", folder).nodes
+    linear = next(node for node in nodes if node.name.startswith("model.layers.1.mlp.down_proj/"))
+    assert (linear.op_type, linear.module) == ("MatMul", "model.layers.1.mlp.down_proj")
+    assert re.fullmatch(r"transformers/models/llama/modeling_llama\.py:\d+", linear.source or "")

@@ -24,6 +24,7 @@ from partita.runtime.place.inputs import (
     input_shapes,
     make_values,
     not_generated,
+    read_inputs,
     read_values,
 )
 from partita.runtime.place.onnx_model import ModelPort, fixed_shapes, read_onnx
@@ -95,6 +96,11 @@ def test_damaged_files_raise_single_line_package_error(tmp_path):
         read_onnx(tmp_path)
     with pytest.raises(PackageError, match="no such file"):
         read_onnx(tmp_path / "none.onnx")
+
+
+def test_operator_that_onnx_runtime_does_not_know_is_a_package_error(tmp_path):
+    with pytest.raises(PackageError, match="NoSuchOperator"):
+        placed(chain(tmp_path / "n.onnx", ("NoSuchOperator", "a")))
 
 
 def with_data(folder: Path, location: str = "m.data", *, names: bool = True) -> Path:
@@ -263,6 +269,19 @@ def test_unsupported_input_kind_is_reported_with_its_type(tmp_path, made, kind):
             input_shapes(model.inputs, split_shapes(["s=2"]))
     with pytest.raises(UsageError, match=f"s is {kind}, which is not supported in .npy files"):
         read_values(model.inputs, {"s": npy(tmp_path / "s.npy", np.zeros(2))})
+
+
+def test_runs_use_the_values_of_npy_files(tmp_path):
+    text = "g (int64[n] i, int64 depth, float[2] pair) => (float[5,n] y) { [h] y = OneHot<axis=0>(i, depth, pair) }"
+    model, folder = read_onnx(written(tmp_path / "m.onnx", text)), tmp_path / "lr=0.1"
+    folder.mkdir()
+    given = {"i": npy(folder / "i.npy", np.arange(3)), "depth": npy(folder / "depth.npy", np.array(5))}
+    shapes, values = read_inputs(model.inputs, {}, given)
+    assert shapes == {"i": (3,), "depth": (), "pair": (2,)}
+    result = place_model(model, shapes, where(values=values))
+    assert result.error is None
+    (out,) = [entry for entry in result.facts.sessions[0].ports if entry.direction == "output"]
+    assert out.bytes_per_decode_step == 4 * 3 * 5, "the depth is the one of the file"
 
 
 HUGE = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({10**30},), }}\n".encode()

@@ -133,6 +133,26 @@ def test_distribution_of_large_vocabulary_matches_transformers(options):
     assert np.abs(found - expected).max() < 1e-6
 
 
+@pytest.mark.parametrize("size", [100, 20_000])
+@pytest.mark.parametrize("shape", ["steps", "equal", "one and dust"])
+def test_nucleus_is_the_smallest_set_of_largest_weights(shape, size):
+    """Of equal weights at its edge, the first are included."""
+    weights = {
+        "steps": np.exp2(np.random.default_rng(5).integers(-6, 0, size)),
+        "equal": np.full(size, 0.25),
+        "one and dust": np.where(np.arange(size) == size // 2, 1, 1e-7),
+    }[shape].astype(np.float32)
+    ordered = np.argsort(-weights, kind="stable")
+    sums = np.cumsum(weights[ordered], dtype=np.float64)
+    for share in (0.001, 0.3, 0.95, 0.999):
+        places, kept = sampling.nucleus(weights.copy(), share, 0.0)
+        found = np.flatnonzero(kept) if places is None else places[kept > 0]
+        target = share * sums[-1]
+        slack = 1 + np.count_nonzero(abs(sums - target) < 1e-6 * sums[-1])  # rounding of a long float32 sum
+        assert abs(len(found) - (int(np.searchsorted(sums, target)) + 1)) <= slack
+        assert set(found) == set(ordered[: len(found)])
+
+
 @pytest.mark.parametrize("shape", ["ordinary", "huge", "masked", "flat"])
 def test_extreme_settings_sample_valid_tokens_without_overflow(shape):
     size = 10_000
