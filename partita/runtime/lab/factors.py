@@ -204,12 +204,17 @@ def _constants(variant: Variant, operator: Operator | None) -> Iterator[Variatio
 
 
 def _other_ranks(variant: Variant) -> Iterator[Variation]:
-    """Inputs of one shape with fewer or more dimensions, because some providers support only some ranks."""
+    """Inputs of one shape with fewer or more dimensions, because some providers support only some ranks.
+
+    Constants of at most one dimension, e.g. scale and bias, stay.
+    """
+    if any(feed.constant is not None and len(feed.constant.dims) > 1 for feed in variant.feeds):
+        return
     shapes = {feed.name: sizes_of(feed.fixed) for feed in variant.feeds if feed.constant is None}
     known = {sizes for sizes in shapes.values() if sizes is not None}
     if len(known) > 1:
         known.discard(())  # a scalar operand stays a scalar
-    if len(known) != 1 or None in shapes.values() or len(shapes) != len(variant.feeds):
+    if len(known) != 1 or None in shapes.values():
         return
     (sizes,) = known
     for rank in (USUAL_RANK, USUAL_RANK - 1, USUAL_RANK - 2):
