@@ -45,7 +45,7 @@ from partita.runtime.place.tensor_types import (
 
 MOST_COMBINED = 36
 """Maximum number of two-factor changes per node and round."""
-PAIRS = (("type", "attribute"), ("type", "input"), ("attribute", "attribute"), ("attribute", "input"))
+PAIRS = (("type", "type"), ("type", "attribute"), ("type", "input"), ("attribute", "attribute"), ("attribute", "input"))
 """Factors that are changed together where the provider supports another node of the operator."""
 MOST_PAIRED = 6
 """Maximum number of changes of one factor in such pairs."""
@@ -274,7 +274,7 @@ FACTORS: Mapping[str, Generator] = {
 
 MOST_TYPES = 10
 """Maximum number of other types for the plainest form of an operator."""
-MOST_COMPILED = 6
+MOST_COMPILED = 7
 """Maximum number of other nodes of the operator on a compiling provider."""
 MOST_NAMED = 3
 TENSORS = frozenset({"tensor_type"})
@@ -301,6 +301,8 @@ def other_nodes(variant: Variant, *, failed: bool, compiles: bool) -> Iterator[t
     for form, constant in cases:
         built = form.build()
         later = [name for name in built.node.input[1:] if (feed := built.feed(name)) and feed.constant is None]
+        if constant and not later:
+            continue
         model = variant_model(with_constants(built, later) if constant else built, auxiliary=compiles)
         if compiles and len(model.graph.node) == 1:
             add_detached(model.graph)
