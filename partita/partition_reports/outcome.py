@@ -51,9 +51,16 @@ def state_name(report: Report) -> StateName:
         return "refused"
     if not fallbacks and not report.fallbacks:
         return "all"
-    if not any(file_counts(phase)[preferred_of(report)] for phase in phases):
+    if not _uses_preferred(report, phases):
         return "none"
     return "nearly" if _all_harmless(report) else "partly"
+
+
+def _uses_preferred(report: Report, phases: Sequence[Phase]) -> bool:
+    """Whether a node of the file, or a part of one, e.g. of a function, is on the preferred provider."""
+    preferred = preferred_of(report)
+    parts = (node for phase in phases for node in phase.nodes if not node.added)
+    return any(file_counts(phase)[preferred] for phase in phases) or any(node.provider == preferred for node in parts)
 
 
 def _all_harmless(report: Report) -> bool:
@@ -248,8 +255,7 @@ def headline(report: Report) -> str:
     if name == "nothing":
         return "No executed nodes are known"
     if name == "refused":
-        some_ran = any(file_counts(phase)[preferred_of(report)] for phase in phases)
-        rest = f"the rest {ran} on it" if some_ran else f"nothing {ran} on it"
+        rest = f"the rest {ran} on it" if _uses_preferred(report, phases) else f"nothing {ran} on it"
         return f"{preferred} rejected part of the graph; {rest}"
     if name == "all":
         return f"All nodes {ran} on {preferred}"

@@ -85,6 +85,15 @@ def test_every_view_headline_reports_failed_run():
         assert said in " ".join(shown(report, view).split()) and "✓" not in shown(report, view)
 
 
+def test_node_whose_parts_run_on_two_providers_is_not_nothing():
+    """A call of a function counts as on the CPU with one of its nodes there; another is on the preferred provider."""
+
+    def on_cpu(phase):
+        return {"file_nodes": tuple(row.model_copy(update={"provider": CPU}) for row in phase.file_nodes)}
+
+    assert headline(each_phase(mixed(), on_cpu)) == "31 % of decode's node time is in 4 nodes on CPU"
+
+
 def test_headline_of_opened_model_uses_would_run():
     opened = replace(with_session(recorded_facts(), events=(), runs=()), steps=(), finish_reason=None)
     assert headline(report_of(opened)) == "All nodes would run on CPU"
