@@ -49,12 +49,18 @@ def fit(
     best = torch.full_like(full, -1.0)
     scales, chosen, ranges = full, zeros, full
     middle = grid.top / 2 - zeros  # the middle of the range, in steps of the full scale
+    now, products = torch.empty_like(weights), torch.empty_like(weights)  # memory of their own would be mapped anew
     for share in SHARES if grid.bits < FINE else (1.0,):
         tried = full * share
         shifted = zeros if grid.symmetric else (grid.top / 2 - middle / share).round_().clamp_(0, grid.top)
-        now = _steps(weights, tried, shifted, grid)
-        counted = now if importance is None else now * importance.unsqueeze(1)
-        along, length = _column_sums(weights * counted), _column_sums(now * counted)
+        _steps(weights, tried, shifted, grid, now)
+        if importance is None:
+            length = torch.mul(now, now, out=products).sum(0)  # of integers: exact in any order
+            along = _column_sums(torch.mul(weights, now, out=products))
+        else:
+            counted = now * importance.unsqueeze(1)
+            length = _column_sums(torch.mul(now, counted, out=products))
+            along = _column_sums(torch.mul(weights, counted, out=products))
         fitted = torch.where(length > 0, along / length, 0.0)  # length 0: all steps are 0
         explained = along * fitted
         better = explained > best
@@ -62,7 +68,7 @@ def fit(
         scales = torch.where(better, fitted, scales)
         ranges = torch.where(better, tried, ranges)
         chosen = torch.where(better, shifted, chosen)
-    return _steps(weights, ranges, chosen, grid), _not_zero(scales), chosen
+    return _steps(weights, ranges, chosen, grid, now), _not_zero(scales), chosen
 
 
 def gptq(moments: torch.Tensor, grid: Grid, size: int) -> Round:
@@ -123,20 +129,22 @@ def _columns(weights: torch.Tensor) -> torch.Tensor:
     return weights.flatten(0, 1).T.contiguous()
 
 
-def _steps(weights: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, grid: Grid) -> torch.Tensor:
+def _steps(
+    weights: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, grid: Grid, out: torch.Tensor | None = None
+) -> torch.Tensor:
     """The nearest integers minus the zero point, float32 [B, P]. `scales` (not 0) and `zeros`: [P] float32."""
-    return (weights / scales).round_().clamp_(-zeros, grid.top - zeros)
+    return torch.div(weights, scales, out=out).round_().clamp_(-zeros, grid.top - zeros)
 
 
 def _column_sums(values: torch.Tensor) -> torch.Tensor:
-    """Sums [P] of the columns of [B, P], by halves: the order of `torch.sum` depends on the number of columns."""
+    """Sums [P] of the columns of [B, P], in its memory, by halves: the order of `torch.sum` depends on the columns."""
     while len(values) > 1:
         half = len(values) // 2
-        folded = values[:half] + values[half : 2 * half]
+        values[:half] += values[half : 2 * half]
         if len(values) % 2:
-            folded[0] += values[-1]
-        values = folded
-    return values[0]
+            values[0] += values[-1]
+        values = values[:half]
+    return values[0].clone()
 
 
 def _not_zero(scales: torch.Tensor) -> torch.Tensor:
@@ -146,7 +154,7 @@ def _not_zero(scales: torch.Tensor) -> torch.Tensor:
 
 def _in_blocks(found: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, rows: int) -> Quantised:
     """Steps [B, P], scales and zero points [P], all float32, as blocks of `rows` rows in their storage dtypes."""
-    integers = (found + zeros).T.contiguous().to(torch.uint8)
+    integers = (found + zeros).to(torch.uint8).T.contiguous()
     return Quantised(integers.view(rows, -1, len(found)), scales.view(rows, -1), zeros.to(torch.uint8).view(rows, -1))
 
 

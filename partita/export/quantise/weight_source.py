@@ -7,8 +7,6 @@ blocks of B weights.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -24,10 +22,17 @@ from partita.export.quantise import Grid, Packing, Quantised, Round, stored_inte
 from partita.export.quantise.rounding import QUANTISERS
 from partita.export.weights import of_ir, pack, to_torch, unpack
 from partita.export.weights.origins import Origin, blocks
-from partita.export.weights.sources import SLICE_BYTES, FloatSource, Part, WeightSource, non_finite_message
+from partita.export.weights.sources import (
+    SLICE_BYTES,
+    FloatSource,
+    Part,
+    WeightSource,
+    non_finite_message,
+    workers,
+)
 
-WORKING_ELEMENTS = 1 << 18
-"""Weights per step of a thread. With a quarter of them, calling each operation takes as long as its computation."""
+WORKING_ELEMENTS = 1 << 19
+"""Weights per step of a thread. With a few of them, calling each operation takes as long as its computation."""
 SCALES, ZEROS = "scales", "zero_points"
 """Labels of the parts other than integers."""
 Parts = Sequence[npt.NDArray[Any]]
@@ -294,18 +299,6 @@ class QuantisedSource(WeightSource):
                 "`activations=fp32`"
             )
         return cast
-
-
-@contextmanager
-def workers() -> Iterator[tuple[int, ThreadPoolExecutor]]:
-    """Threads that quantise some rows each, as many as torch's own, which would synchronise too often."""
-    count = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with ThreadPoolExecutor(count) as pool:
-            yield count, pool
-    finally:
-        torch.set_num_threads(count)
 
 
 def in_parts(rows: Round, weights: torch.Tensor) -> Quantised:

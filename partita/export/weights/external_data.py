@@ -1,13 +1,14 @@
 """Write weights from checkpoint files to one external data file, slice by slice.
 
-Equal weights (tied weights, and those shared by prefill and decode graphs) are written once. Peak memory is two
-slices: one is hashed while the next is converted.
+Equal weights (tied weights, and those shared by prefill and decode graphs) are written once. Small weights are
+converted ahead, and a slice is hashed while the next is written, so a few slices are in memory.
 """
 
 from __future__ import annotations
 
 import errno
 import hashlib
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -23,7 +24,14 @@ from partita.export.checkpoint.weight_files import SHOWN_CHARACTERS, OpenFiles, 
 from partita.export.progress import Stage
 from partita.export.weights import CHECKPOINT, COMPUTING, to_ir
 from partita.export.weights.origins import Origin, TensorInfo
-from partita.export.weights.sources import StoredPart, WeightSource, checkpoint_weight, weight_part
+from partita.export.weights.sources import (
+    SLICE_BYTES,
+    StoredPart,
+    WeightSource,
+    checkpoint_weight,
+    weight_part,
+    workers,
+)
 from partita.observations.text_format import human_bytes, plural
 from partita.package.folder import WEIGHTS
 
@@ -34,6 +42,8 @@ ALIGNMENT = 4096
 """Offset alignment of large tensors for memory mapping by ONNX Runtime (ONNX external data specification)."""
 COMPUTED = ("inv_freq", ".masked_bias", ".attn.bias", ".attention.bias", "causal_mask", "position_ids")
 """Name suffixes of tensors that transformers computes, and that some checkpoints contain."""
+AHEAD = 2
+"""Weights that are converted while another one is written."""
 SPACE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -129,6 +139,10 @@ def planned_bytes(models: Iterable[ir.Model]) -> int:
     return sum({w.key: w.nbytes for m in models for w in _weights(m)}.values())
 
 
+_Converted = tuple[WeightSource | ir.TensorProtocol, tuple[int, ...], Future[list[tuple[int, torch.Tensor]]] | None]
+"""A weight or constant, the offset of each part, and its pieces where these are converted ahead."""
+
+
 @dataclass(slots=True)
 class _FileLayout:
     """The distinct tensors of a data file, and their places in it."""
@@ -171,10 +185,10 @@ class _FileLayout:
     def pieces(self, stage: Stage) -> Iterator[bytes | memoryview]:
         """The bytes of the file in order, padding included. Raises CheckpointError."""
         position = 0
-        for content, offsets in self.contents:
+        for content, offsets, converted in self._ahead():
             if isinstance(content, WeightSource):
                 end = offsets[-1] + content.parts[-1].size_bytes
-                for index, piece in content.pieces():
+                for index, piece in content.pieces() if converted is None else converted.result():
                     yield b"\0" * (offsets[index] - position)
                     # little-endian bytes without a copy; numpy lacks bfloat16
                     yield piece.reshape(-1).view(torch.uint8).numpy().data
@@ -186,6 +200,20 @@ class _FileLayout:
                 position = end = offsets[0] + content.nbytes
             if position != end:
                 raise ValueError(f"{content.name}: its last part ends at byte {position:,}, not at {end:,}")
+
+
+    def _ahead(self) -> Iterator[_Converted]:
+        """The contents, with the pieces of small weights, converted in threads before they are needed."""
+        waiting: deque[_Converted] = deque()
+        with workers(), ThreadPoolExecutor(AHEAD) as threads:
+            for content, offsets in self.contents:
+                pieces = None
+                if isinstance(content, WeightSource) and sum(part.size_bytes for part in content.parts) <= SLICE_BYTES:
+                    pieces = threads.submit(list[tuple[int, torch.Tensor]], content.pieces())
+                waiting.append((content, offsets, pieces))
+                if len(waiting) > AHEAD:
+                    yield waiting.popleft()
+            yield from waiting
 
 
 def file_bytes(models: Iterable[ir.Model]) -> int:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
@@ -119,6 +121,27 @@ class FloatSource(WeightSource):
                         "`activations=fp32`"
                     )
                 yield 0, cast.contiguous()
+
+
+_workers: list[tuple[int, ThreadPoolExecutor]] = []
+"""Those of the outermost block of `workers`."""
+
+
+@contextmanager
+def workers() -> Iterator[tuple[int, ThreadPoolExecutor]]:
+    """Threads that compute some rows each, as many as torch's own, which would synchronise too often."""
+    if _workers:
+        yield _workers[0]
+        return
+    count = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(count) as pool:
+            _workers.append((count, pool))
+            yield _workers[0]
+    finally:
+        _workers.clear()
+        torch.set_num_threads(count)
 
 
 def non_finite_message(origin: Origin, name: str, files: Reader) -> str:
