@@ -6,6 +6,7 @@ leaves no package. The caller passes the functions that run a package, because t
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -95,6 +96,8 @@ def export(
     asked = asked_options(options) if asked is None else asked
     options = with_layout(options)
     with ExitStack() as cleanup:
+        gc.freeze()  # the objects of the libraries, half a million, are not visited by each collection
+        cleanup.callback(gc.unfreeze)
         try:
             place = cleanup.enter_context(reserve(options.folder, options.read_paths, force=options.force))
         except OSError as error:
