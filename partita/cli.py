@@ -115,8 +115,6 @@ PROGRAM = "partita"
 """Name in usage lines, also of `python -m partita`."""
 KNOWN = (PartitaError, TyperException, Abort, OSError)
 """Exceptions with a message of their own."""
-BY_SIGNAL = 128
-"""Exit codes above it stand for a signal that ended the command."""
 
 
 def _help_alone(context: typer.Context) -> None:
@@ -200,12 +198,7 @@ def main() -> None:
 
 
 def _leave(code: int) -> None:
-    """End the process with this exit code."""
-    late = sys.modules.get("partita.runtime.time_limit")
-    if code <= BY_SIGNAL and not (late is not None and late.is_still_running()):
-        sys.exit(code)
-    # Native code may not end. Python also ends itself with SIGINT when a KeyboardInterrupt left an exec() of text
-    # (cpython, Modules/main.c, exit_sigint).
+    """End the process with this exit code, as it is: to free all objects takes a second after an export."""
     atexit._run_exitfuncs()
     os._exit(code)
 

@@ -55,9 +55,9 @@ def in_time(work: Callable[[], T], stop: Callable[[], None], seconds: float) -> 
     return future.result()
 
 
-def is_still_running(work: Callable[[], Any] | None = None) -> bool:
-    """Whether work that did not stop is still running in this process; `work`: this work only."""
-    return bool(_running) if work is None else work in _running
+def is_still_running(work: Callable[[], Any]) -> bool:
+    """Whether work that did not stop is still running in this process."""
+    return work in _running
 
 
 def _stop(work: Callable[[], Any], stop: Callable[[], None], future: Future[Any]) -> None:

@@ -199,8 +199,8 @@ class ServedPackage:
     def stop(self) -> None:
         """End open requests and free the package.
 
-        A step, report or tokenization that does not end in time is abandoned: `is_still_running()` is then True, and
-        the process must exit without waiting for it.
+        A step, report or tokenization that does not end in time is abandoned: the process must exit without waiting
+        for it.
         """
         self._stopping = True
         for pool in (self.encoder, self.reporter):
