@@ -11,6 +11,7 @@ import hashlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -139,15 +140,17 @@ def planned_bytes(models: Iterable[ir.Model]) -> int:
     return sum({w.key: w.nbytes for m in models for w in _weights(m)}.values())
 
 
-_Converted = tuple[WeightSource | ir.TensorProtocol, tuple[int, ...], Future[list[tuple[int, torch.Tensor]]] | None]
-"""A weight or constant, the offset of each part, and its pieces where these are converted ahead."""
+_Content = WeightSource | ir.TensorProtocol
+"""A weight or a constant."""
+_Piece = tuple[int, bytes | memoryview]
+"""The index of a part, and little-endian bytes of it."""
 
 
 @dataclass(slots=True)
 class _FileLayout:
     """The distinct tensors of a data file, and their places in it."""
 
-    contents: list[tuple[WeightSource | ir.TensorProtocol, tuple[int, ...]]] = field(default_factory=list)
+    contents: list[tuple[_Content, tuple[int, ...]]] = field(default_factory=list)
     """In order: a weight or constant, and the offset of each part."""
     places: dict[object, tuple[int, int]] = field(default_factory=dict)
     """Key of a tensor -> offset and length. Tensors with equal keys have equal bytes."""
@@ -172,7 +175,7 @@ class _FileLayout:
                 layout._add(tensor, {key: tensor.nbytes})
         return layout
 
-    def _add(self, content: WeightSource | ir.TensorProtocol, sizes: Mapping[object, int]) -> None:
+    def _add(self, content: _Content, sizes: Mapping[object, int]) -> None:
         """Append a weight or constant with the sizes of its parts, unless it has a place."""
         if sizes.keys() <= self.places.keys():
             return
@@ -185,35 +188,41 @@ class _FileLayout:
     def pieces(self, stage: Stage) -> Iterator[bytes | memoryview]:
         """The bytes of the file in order, padding included. Raises CheckpointError."""
         position = 0
-        for content, offsets, converted in self._ahead():
-            if isinstance(content, WeightSource):
-                end = offsets[-1] + content.parts[-1].size_bytes
-                for index, piece in content.pieces() if converted is None else converted.result():
-                    yield b"\0" * (offsets[index] - position)
-                    # little-endian bytes without a copy; numpy lacks bfloat16
-                    yield piece.reshape(-1).view(torch.uint8).numpy().data
-                    position = max(position, offsets[index]) + piece.nbytes
-                    stage.advance(piece.nbytes)
-            else:
-                yield b"\0" * (offsets[0] - position)
-                yield content.tobytes()
-                position = end = offsets[0] + content.nbytes
+        for content, offsets, pieces in self._ahead():
+            for index, piece in pieces:
+                yield b"\0" * (offsets[index] - position)
+                yield piece
+                position = max(position, offsets[index]) + len(piece)
+                stage.advance(len(piece))
+            end = offsets[-1] + (content.parts[-1].size_bytes if isinstance(content, WeightSource) else content.nbytes)
             if position != end:
                 raise ValueError(f"{content.name}: its last part ends at byte {position:,}, not at {end:,}")
 
-
-    def _ahead(self) -> Iterator[_Converted]:
-        """The contents, with the pieces of small weights, converted in threads before they are needed."""
-        waiting: deque[_Converted] = deque()
+    def _ahead(self) -> Iterator[tuple[_Content, tuple[int, ...], Iterable[_Piece]]]:
+        """The contents, their offsets and pieces; small contents are converted in threads before they are needed."""
+        waiting: deque[tuple[_Content, tuple[int, ...], Future[list[_Piece]] | None]] = deque()
         with workers(), ThreadPoolExecutor(AHEAD) as threads:
-            for content, offsets in self.contents:
-                pieces = None
-                if isinstance(content, WeightSource) and sum(part.size_bytes for part in content.parts) <= SLICE_BYTES:
-                    pieces = threads.submit(list[tuple[int, torch.Tensor]], content.pieces())
-                waiting.append((content, offsets, pieces))
-                if len(waiting) > AHEAD:
-                    yield waiting.popleft()
-            yield from waiting
+            for last, (content, offsets) in enumerate(self.contents, 1):
+                parts = content.parts if isinstance(content, WeightSource) else ()
+                small = sum(part.size_bytes for part in parts) <= SLICE_BYTES
+                found = threads.submit(copy_context().run, _converted, content) if small else None
+                waiting.append((content, offsets, found))
+                while len(waiting) > (AHEAD if last < len(self.contents) else 0):
+                    content, offsets, found = waiting.popleft()
+                    yield content, offsets, _pieces(content) if found is None else found.result()
+
+
+def _pieces(content: _Content) -> Iterator[_Piece]:
+    """The pieces of a weight or constant in order."""
+    if not isinstance(content, WeightSource):
+        yield 0, content.tobytes()
+        return
+    for index, piece in content.pieces():
+        yield index, piece.reshape(-1).view(torch.uint8).numpy().data  # without a copy; numpy lacks bfloat16
+
+
+def _converted(content: _Content) -> list[_Piece]:
+    return list(_pieces(content))
 
 
 def file_bytes(models: Iterable[ir.Model]) -> int:

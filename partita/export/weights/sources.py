@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
@@ -123,24 +124,25 @@ class FloatSource(WeightSource):
                 yield 0, cast.contiguous()
 
 
-_workers: list[tuple[int, ThreadPoolExecutor]] = []
+_workers: ContextVar[tuple[int, ThreadPoolExecutor] | None] = ContextVar("workers", default=None)
 """Those of the outermost block of `workers`."""
 
 
 @contextmanager
 def workers() -> Iterator[tuple[int, ThreadPoolExecutor]]:
     """Threads that compute some rows each, as many as torch's own, which would synchronise too often."""
-    if _workers:
-        yield _workers[0]
+    if (found := _workers.get()) is not None:
+        yield found
         return
     count = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         with ThreadPoolExecutor(count) as pool:
-            _workers.append((count, pool))
-            yield _workers[0]
+            found = count, pool
+            _workers.set(found)
+            yield found
     finally:
-        _workers.clear()
+        _workers.set(None)
         torch.set_num_threads(count)
 
 
