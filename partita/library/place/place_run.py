@@ -29,7 +29,7 @@ from partita.runtime.chain.pins import parse_pins
 from partita.runtime.machine import environment
 from partita.runtime.ort.native_log import printed_kernels
 from partita.runtime.place.inputs import Shape, read_inputs, size_text
-from partita.runtime.place.onnx_model import OnnxModel, fixed_shapes, read_onnx
+from partita.runtime.place.onnx_model import OnnxModel, read_onnx
 from partita.runtime.place.run_phases import (
     OpenOptions,
     PlacementFacts,
@@ -37,6 +37,7 @@ from partita.runtime.place.run_phases import (
     place_model,
     place_package,
 )
+from partita.runtime.place.tensor_types import fixed_shapes
 
 RUN_SECONDS = 120.0
 """Default time limit of the runs of an ONNX file."""
