@@ -100,9 +100,7 @@ def input_shapes(
                 raise UsageError(f"{source}: {name} is {not_generated(by_name[name])}, which has no sizes")
             shapes[name] = _fitted_shape(source, by_name[name], numbers, sizes)
         elif name in symbols:
-            if len(numbers) != 1:
-                raise UsageError(f"{source}: {name} is a symbolic size, not an input; set one number")
-            _settle(source, sizes, name, numbers[0])
+            _fitted_shape(source, ModelPort(name, "tensor", "", (name,)), numbers, sizes)
         else:
             known = f"inputs are {listing(f'{port.name} {port.declared}' for port in ports)}"
             known = known if ports else "it has no inputs"
@@ -150,28 +148,17 @@ def _fitted_shape(source: str, port: ModelPort, numbers: Shape, sizes: dict[str,
             f"{source}: {port.name} is {port.declared}, which needs {plural(len(port.shape), 'size')}, not "
             f"{len(numbers)}: the {what} is [{','.join(map(str, numbers))}]"
         )
-    own: dict[str, int] = {}
     for position, (declared, number) in enumerate(zip(port.shape, numbers, strict=True)):
         if isinstance(declared, int) and declared != number:
             raise UsageError(
                 f"{source}: size {position} of {port.name} is fixed to {declared} in the file, not {number}"
             )
-        if isinstance(declared, str):
-            if own.setdefault(declared, number) != number:
-                raise UsageError(
-                    f"{source}: {declared} is the size of two axes of {port.name}, here {own[declared]} and {number}; "
-                    "the file declares them equal"
-                )
-            _settle(source, sizes, declared, number)
+        if isinstance(declared, str) and sizes.setdefault(declared, number) != number:
+            raise UsageError(
+                f"{source}: conflicting values for the symbolic size {declared}: {number} and {sizes[declared]}; "
+                "the file declares them equal"
+            )
     return numbers
-
-
-def _settle(source: str, sizes: dict[str, int], name: str, size: int) -> None:
-    """Set a symbolic size. Raises UsageError for a conflicting value."""
-    if sizes.setdefault(name, size) != size:
-        raise UsageError(
-            f"{source}: conflicting values for the symbolic size {name}: {size} here, {sizes[name]} in another option"
-        )
 
 
 def _missing_sizes_error(missing: Sequence[ModelPort], sizes: Mapping[str, int]) -> UsageError:

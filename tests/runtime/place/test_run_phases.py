@@ -215,11 +215,11 @@ def test_missing_sizes_error_is_single_line_with_valid_example():
         (["x=two,3,1"], "not a list of sizes"),
         (["x"], "write NAME=SIZES"),
         (["=3"], "write NAME=SIZES"),
-        (["batch=1,2"], "a symbolic size"),
+        (["batch=1,2"], "needs 1 size, not 2"),
         (["batch=1", "x=2,3,1"], "conflicting values for the symbolic size"),
         (["x=1,3,2", "y=2,2"], "conflicting values for the symbolic size"),
         (["x=1,3,2", "x=1,3,2"], "set twice"),
-        (["y=2,3"], "batch is the size of two axes of y, here 2 and 3"),
+        (["y=2,3"], "conflicting values for the symbolic size batch: 3 and 2"),
     ],
 )
 def test_invalid_size_raises_usage_error(texts, message):
