@@ -1,4 +1,4 @@
-"""Stub CUDA libraries: built once per CUDA provider library, cached, loaded in a child process.
+"""Stub CUDA libraries: built once, cached, loaded in a child process.
 
 The parent calls `prepare` and starts a child with `child_environment`. The child calls `ensure_child` before it opens a
 session, so that a dry run never uses a real GPU; a real run calls `ensure_real`, so that it never uses a stub.
@@ -61,15 +61,16 @@ def provider_library() -> Path:
 def prepare(provider_library: Path, *, cache: Path | None = None) -> Path:
     """Folder of stubs for every CUDA function that `provider_library` needs, from the cache or built now.
 
-    The folder is named after the build: a hash of what identifies the provider library, and of the stubs' source.
-    `cache`: folder of builds; by default in the cache folder, or temporary if that is off or not writable. Safe for
-    concurrent processes. Raises ProviderError on other systems than Linux x86-64, for a library that is missing, for
-    another CUDA version or with unknown functions, and if pyelftools, a C compiler or a writable cache is missing.
+    The folder is named by the hash of the stubs' source. `cache`: folder of builds; by default in the cache folder, or
+    temporary if that is off or not writable. Safe for concurrent processes. Raises ProviderError on other systems than
+    Linux x86-64, for a library that is missing, for another CUDA version or with unknown functions, and if a C compiler
+    or a writable cache is missing; InstallationError if pyelftools is missing.
     """
     if sys.platform != "linux" or platform.machine() != "x86_64":
         raise ProviderError(f"the dry run needs Linux on x86-64; this is {sys.platform} on {platform.machine()}")
+    check_covered(provider_library, f"{provider_library} (ONNX Runtime {runtime_version(provider_library)})")
     sources = {library.soname: library.code() for library in LIBRARIES}
-    build = _build_name(provider_library, sources)
+    build = hashlib.sha256(json.dumps([sources, FLAGS, CUDA_VERSION]).encode()).hexdigest()[:32]
     path = (cache or _own_cache() or Path(_of_this_process().name)).absolute()
     if any(mark in str(path) for mark in ":;$"):  # separators and variables of LD_LIBRARY_PATH
         raise ProviderError(
@@ -78,7 +79,6 @@ def prepare(provider_library: Path, *, cache: Path | None = None) -> Path:
     folder = path / build
     if folder.is_dir():
         return folder
-    check_covered(provider_library, f"{provider_library} (ONNX Runtime {runtime_version(provider_library)})")
     compiler = _find_compiler()
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -172,23 +172,6 @@ def _build_of(soname: str, mode: int = ctypes.DEFAULT_MODE) -> str | None:
 
 _of_this_process = functools.cache(temporary_directory)
 """A temporary folder that is removed at the end of the process."""
-
-
-def _build_name(provider_library: Path, sources: Mapping[str, str]) -> str:
-    """Name of the build for this library and source. Raises ProviderError if the library cannot be read.
-
-    The library is identified by ONNX Runtime's version, its size and the time of its last change: to read it all took a
-    sixth of a second.
-    """
-    try:
-        with provider_library.open("rb") as stream:
-            found = os.fstat(stream.fileno())
-    except OSError as error:
-        raise ProviderError(
-            f"{provider_library}: the CUDA provider cannot be read ({error.strerror}); install partita[gpu]"
-        ) from error
-    inputs = [runtime_version(provider_library), found.st_size, found.st_mtime_ns, sources, FLAGS, CUDA_VERSION]
-    return hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:32]
 
 
 def runtime_version(provider_library: Path) -> str:

@@ -106,8 +106,8 @@ def c_text(name: str) -> str:
 def check_covered(provider: Path, build: str) -> None:
     """Raise an error if the CUDA provider needs more than the stubs have. `build`: the provider library in messages.
 
-    Raises InstallationError if pyelftools is missing; ProviderError for a file without symbol tables, a provider of
-    another CUDA version, and an unknown library or function.
+    Raises InstallationError if pyelftools is missing; ProviderError for a file that is missing or has no symbol tables,
+    a provider of another CUDA version, and an unknown library or function.
     """
     libraries, functions = _required(provider)
     unknown = [name for name in libraries if name not in {library.soname for library in LIBRARIES}]
@@ -139,5 +139,9 @@ def _required(library: Path) -> tuple[list[str], set[str]]:
             needed = [tag.needed for tag in dynamic.iter_tags("DT_NEEDED") if OF_CUDA.match(tag.needed)]
             undefined = (symbol.name for symbol in symbols.iter_symbols() if symbol["st_shndx"] == "SHN_UNDEF")
             return needed, {name for name in undefined if NAME_OF_CUDA.match(name)}
+    except OSError as error:
+        raise ProviderError(
+            f"{library}: the CUDA provider cannot be read ({error.strerror}); install partita[gpu]"
+        ) from error
     except ELFError as error:
         raise ProviderError(f"{library}: not a shared library ({error}); reinstall onnxruntime-gpu") from error
