@@ -22,6 +22,7 @@ import pytest
 import typer.main
 
 from partita import cli
+from partita.commands.build import split_options
 from partita.diagnosis.reasons import REASONS
 from partita.foreign import inference
 from partita.package.folder import WEIGHTS, read_manifest
