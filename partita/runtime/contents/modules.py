@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from partita import dtypes
 from partita.inspection.records import ModulePrecision
-from partita.runtime.place.model_file import all_nodes, graph_node, subgraphs_of
+from partita.runtime.place.model_file import all_nodes, graph_node, subgraphs_of, tensor_bytes
 
 if TYPE_CHECKING:
     import onnx
@@ -79,13 +79,12 @@ def initializers(graph: onnx.GraphProto, file: str, home: str, scope: str = "") 
 
 def _stored_tensor(tensor: onnx.TensorProto, name: str, file: str, home: str, scope: str) -> TensorEntry:
     """A tensor of the ONNX file `file`."""
-    shape, dtype = [max(size, 0) for size in tensor.dims], dtypes.name_of(tensor.data_type) or UNKNOWN
-    size = dtypes.size_bytes(dtype, shape) if dtypes.bits_of(dtype) is not None else 0
+    size, dtype = max(tensor_bytes(tensor), 0), dtypes.name_of(tensor.data_type) or UNKNOWN
     outside = {entry.key: entry.value for entry in tensor.external_data}
     identity: tuple[object, ...] = (file, scope, name)
     if "location" in outside:
         identity = (PurePosixPath(home, outside["location"]), outside.get("offset", "0"), size)
-    return TensorEntry(name, dtype, prod(shape), size, identity)
+    return TensorEntry(name, dtype, prod(max(dim, 0) for dim in tensor.dims), size, identity)
 
 
 class QuantisedInputs(NamedTuple):

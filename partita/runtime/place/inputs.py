@@ -21,6 +21,7 @@ from partita import dtypes
 from partita.errors import ResourceError, UsageError
 from partita.observations.text_format import families, human_bytes, listing, plural
 from partita.options.fields import PathText
+from partita.process import free_bytes
 from partita.remedies import Remedy
 from partita.runtime.place.onnx_model import ModelPort
 from partita.untrusted_files import MOST_BYTES, check_size
@@ -198,8 +199,6 @@ def _likely(symbol: str, symbols: Collection[str], sizes: Mapping[str, int]) -> 
 
 def check_free_memory(ports: Sequence[ModelPort], shapes: Mapping[str, Shape], given: Collection[str]) -> None:
     """Raise ResourceError when generated values would exceed the free memory. `given`: inputs with values."""
-    import psutil
-
     sizes = {
         port.name: dtypes.size_bytes(port.dtype, shapes[port.name])
         for port in ports
@@ -209,10 +208,10 @@ def check_free_memory(ports: Sequence[ModelPort], shapes: Mapping[str, Shape], g
         return
     largest = max(sizes, key=lambda name: sizes[name])
     needed = sum(sizes.values()) + sizes[largest]  # twice in memory while generated
-    free = psutil.virtual_memory().available
+    free = free_bytes()
     if needed > free:
         raise ResourceError(
-            f"generating values for the inputs needs {human_bytes(needed)} of memory, but {human_bytes(free)} is free; "
+            f"generating values for the inputs needs {human_bytes(needed)} of memory, but {human_bytes(int(free))} is free; "
             f"the largest is {largest}[{','.join(map(str, shapes[largest]))}], {human_bytes(sizes[largest])}; set "
             "smaller sizes with `shapes=NAME=SIZES` for symbolic sizes"
         )
