@@ -53,7 +53,8 @@ def test_every_provider_pattern_can_yield_a_finding() -> None:
     without_name = ("subgraph_rejected", "no_kernel_op", "over_budget")
     for provider in known_providers().values():
         for pattern in provider.node_patterns:
-            assert pattern.reason not in PROVIDER_CODES and (pattern.names_node or pattern.reason in without_name), pattern
+            assert pattern.reason not in PROVIDER_CODES, pattern
+            assert pattern.names_node or pattern.reason in without_name, pattern
         for pattern in provider.start_patterns:
             assert pattern.reason in PROVIDER_CODES, pattern
 
