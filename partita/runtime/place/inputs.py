@@ -210,9 +210,9 @@ def check_free_memory(ports: Sequence[ModelPort], shapes: Mapping[str, Shape], g
     free = free_bytes()
     if needed > free:
         raise ResourceError(
-            f"generating values for the inputs needs {human_bytes(needed)} of memory, but "
-            f"{human_bytes(int(free))} is free; the largest is {largest}[{','.join(map(str, shapes[largest]))}], {human_bytes(sizes[largest])}; set "
-            "smaller sizes with `shapes=NAME=SIZES` for symbolic sizes"
+            f"generating values for the inputs needs {human_bytes(needed)} of memory, but {human_bytes(int(free))} "
+            f"is free; the largest is {largest}[{','.join(map(str, shapes[largest]))}], {human_bytes(sizes[largest])}; "
+            "set smaller sizes with `shapes=NAME=SIZES` for symbolic sizes"
         )
 
 
