@@ -89,9 +89,7 @@ def find_target(
     )
 
 
-def _not_usable(
-    target: Callable[..., Target], tried: Resolution, default_allowed: bool, audience: Audience
-) -> Target:
+def _not_usable(target: Callable[..., Target], tried: Resolution, default_allowed: bool, audience: Audience) -> Target:
     """The target for a provider that does not run here: probed over stub libraries, default, or refused."""
     provider, cause = tried.provider, f"{tried.reason}: {tried.evidence}"
     if provider is CUDA and tried.reason in ("library_missing", "device_missing", "version_mismatch"):
