@@ -103,7 +103,7 @@ def begin(request: dict[str, Any], popen: type[subprocess.Popen[Any]] | None = N
         from partita.__main__ import main
 
         if popen is not None:
-            subprocess.Popen = popen  # type: ignore[misc]
+            subprocess.Popen = popen  # type: ignore[misc, assignment]
         main()
         code = 0
     except SystemExit as end:

@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from partita.errors import ProviderError
 from partita.extras import explain
@@ -133,7 +134,8 @@ def _required(library: Path) -> tuple[list[str], set[str]]:
         raise explain(error) or error from error
     try:
         with library.open("rb") as stream:
-            dynamic, symbols = map(ELFFile(stream).get_section_by_name, (".dynamic", ".dynsym"))
+            file: Any = ELFFile(stream)
+            dynamic, symbols = map(file.get_section_by_name, (".dynamic", ".dynsym"))
             if dynamic is None or symbols is None:
                 raise ProviderError(f"{library}: an ELF section is missing; the dry run cannot read its dependencies")
             needed = [tag.needed for tag in dynamic.iter_tags("DT_NEEDED") if OF_CUDA.match(tag.needed)]
