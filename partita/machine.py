@@ -16,8 +16,6 @@ from partita.observations.text_format import decimals, listing, plural
 from partita.partition_reports.render.show import Views
 from partita.partition_reports.sections.model import Document, Line, Section, fields_of, pairs, table_of
 
-SCHEMA = "partita.providers/1"
-
 
 class OnnxRuntime(Record):
     """Wheel, version and build of the installed ONNX Runtime. null: not reported by the build."""

@@ -22,10 +22,11 @@ import pytest
 import typer.main
 
 from partita import cli
+from partita.commands.build import split_options
 from partita.diagnosis.reasons import REASONS
 from partita.foreign import inference
 from partita.package.folder import WEIGHTS, read_manifest
-from partita.providers.options import parse_options, split_options
+from partita.providers.options import parse_options
 from partita.providers.resolve import known_providers, parse_chain
 from partita.remedies import Remedy
 from partita.runtime.chain.advice import ALLOW_CPU

@@ -37,12 +37,12 @@ class Lane:
     round_results: tuple[RoundResult, ...] = ()
     package: str = ""
     error: str = ""
-    unused: tuple[str, ...] = ()
+    unused_providers: tuple[str, ...] = ()
     """A sentence for each unused provider of its chain."""
     load_seconds: float | None = None
     observed: Report | None = None
     """Report of the profiled round."""
-    report_missing_reason: str = ""
+    summary_missing_reason: str = ""
     """Why there is no report."""
     file: str | None = None
     """File of the report."""
@@ -142,15 +142,10 @@ def _build_contender(lane: Lane, base: Lane | None, complete: frozenset[int]) ->
     first_tokens = [turn.first_token_ms for turn in turns if turn.first_token_ms is not None]
     phases = report.phases if report is not None else ()
     node_us = next((total_us(phase.nodes) for phase in phases if phase.name == "decode"), None)
-    return Contender(
-        name=lane.name,
-        chain=lane.chain,
-        package=lane.package,
+    return Contender.copy_of(
+        lane,
         status="failed" if lane.error else "measured",
-        error=lane.error,
-        unused_providers=lane.unused,
         rounds=len(turns),
-        load_seconds=lane.load_seconds,
         peak_rss_bytes=max((turn.peak_rss_bytes for turn in lane.round_results), default=None),
         first_token_ms=spread(first_tokens) if first_tokens else None,
         prefill=_phase_speed(turns, "prefill"),
@@ -161,11 +156,9 @@ def _build_contender(lane: Lane, base: Lane | None, complete: frozenset[int]) ->
         same_tokens=difference is None if turns and theirs else None,
         difference=difference,
         summary=summarise(report) if report else None,
-        summary_missing_reason=lane.report_missing_reason,
         node_share=min(1.0, node_us / step_us) if node_us is not None and step_us > 0 else None,
         bounds=tuple(phase.bound.sentence for phase in phases if phase.bound is not None),
         report=lane.file,
-        round_results=lane.round_results,
     )
 
 

@@ -338,23 +338,23 @@ def split_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def _libraries(texts: Sequence[str]) -> dict[str, str]:
-    from partita.providers.options import split_libraries
+def split_options(texts: Sequence[str]) -> dict[str, dict[str, str]]:
+    """`PROVIDER.NAME=VALUE` texts as provider -> option -> value. Raises UsageError for other forms."""
+    form, found = "PROVIDER.OPTION=VALUE, e.g. cuda.device_id=1", dict[str, dict[str, str]]()
+    for left, value in _by_name(texts, "provider_options", form).items():
+        provider, _, name = (part.strip() for part in left.partition("."))
+        if not provider or not name:
+            raise UsageError(f"`provider_options={left}={value}`: write {form}")
+        found.setdefault(provider, {})[name] = value.strip()
+    return found
 
-    return split_libraries(texts)
 
-
-def _provider_options(texts: Sequence[str]) -> dict[str, dict[str, str]]:
-    from partita.providers.options import split_options
-
-    return split_options(texts)
-
-
+LIBRARY = "NAME=PATH, e.g. webgpu=/opt/lib/libwebgpu_ep.so"
 LISTS: dict[str, Callable[[Sequence[str]], Any]] = {
     "list": list,
-    "libraries": _libraries,
+    "libraries": lambda texts: _by_name(texts, "provider_libraries", LIBRARY),
     "inputs": lambda texts: _by_name(texts, "inputs", "NAME=FILE.npy"),
-    "provider_options": _provider_options,
+    "provider_options": split_options,
     "shapes": split_shapes,
     "folders": lambda texts: _by_name(texts, "with_adapters", "NAME=FOLDER"),
     "pairs": lambda texts: _by_name(",".join(texts).replace(" ", "").split(","), "keep", "MODULE=PRECISION"),

@@ -143,12 +143,12 @@ class ModulePrecision(Record):
     """Module path; empty if unknown."""
     precision: str
     """int4, int8, nf4 …, or the element type."""
-    operator: str
+    operator: str = ""
     """Operator that dequantises them; empty for weights that are not quantised."""
-    block_size: int | None
+    block_size: int | None = None
     """Weights that share a scale; 0: a whole row, column or tensor; null for weights that are not quantised."""
-    zero_points: bool | None
-    compute_dtype: str
+    zero_points: bool | None = None
+    compute_dtype: str = ""
     """Type that they are cast to before use; empty if they are not cast."""
     tensors: int
     parameters: int
@@ -224,11 +224,11 @@ class Inspection(Record):
     graphs: tuple[GraphFacts, ...]
     other_graphs: tuple[FileFacts, ...] = ()
     """Other ONNX files of the folder, which the contract does not name."""
-    contract: ContractFacts | None
+    contract: ContractFacts | None = None
     """null if there is no manifest and the layout could not be inferred."""
     foreign: ForeignRecord | None = None
     """Detected layout of a folder that Partita did not write."""
-    cache: CacheFacts | None
+    cache: CacheFacts | None = None
     weights: WeightFacts
     modules: tuple[ModulePrecision, ...]
     adapters: tuple[AdapterRecord, ...] = ()

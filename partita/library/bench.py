@@ -135,7 +135,7 @@ class Racer(Lane):
             for entry in opened.chain
             if entry.status != "active"
         ]
-        self.unused = (*unused, *(f"{name} was assigned no nodes" for name in opened.idle_providers))
+        self.unused_providers = (*unused, *(f"{name} was assigned no nodes" for name in opened.idle_providers))
 
     def run_round(self, number: int) -> RoundResult:
         """Generate greedily, ignoring stop tokens, and measure it."""
@@ -207,8 +207,8 @@ class Race:
             if not shown_rounds(self.racers):
                 raise
             for racer in self.racers:
-                if racer.observed is None and not racer.report_missing_reason:
-                    racer.report_missing_reason = "interrupted before its profiled round"
+                if racer.observed is None and not racer.summary_missing_reason:
+                    racer.summary_missing_reason = "interrupted before its profiled round"
         finally:
             for racer in self.racers:
                 racer.close(at_once=interrupted)
@@ -237,7 +237,7 @@ class Race:
             try:
                 self.observe(racer)
             except PartitaError as error:  # does not change the figures
-                racer.report_missing_reason = f"the profiled round failed: {' '.join(str(error).split())}"
+                racer.summary_missing_reason = f"the profiled round failed: {' '.join(str(error).split())}"
 
     def run_round(self, racer: Racer, number: int) -> None:
         """Run one generation of one contender."""
@@ -304,7 +304,7 @@ class Race:
             first, text = next(iter(failed.values())), "; ".join(f"{name}: {error}" for name, error in failed.items())
             return ProviderError(text, nodes=first.nodes) if isinstance(first, ProviderError) else type(first)(text)
         missing = [
-            f"{racer.report}: not written: {racer.report_missing_reason}"
+            f"{racer.report}: not written: {racer.summary_missing_reason}"
             for racer in self.racers
             if racer.report is not None and racer.observed is None
         ]

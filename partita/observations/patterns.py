@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from partita.observations.codes import PROVIDER_CODES, ReasonCode
+from partita.observations.codes import ReasonCode
 from partita.remedies import Remedy
 
 NODE_GROUP = r"(?P<node>\S+)"
@@ -25,10 +25,6 @@ class LogPattern:
 
     vague: bool = False
     """The line names the reason, but not the property of the node that is unsupported."""
-
-    def __post_init__(self) -> None:
-        if self.reason in PROVIDER_CODES and self.names_node:
-            raise ValueError(f"{self.reason} is a provider-level reason, but {self.pattern!r} matches a node")
 
     @property
     def names_node(self) -> bool:
@@ -80,12 +76,6 @@ class KernelRow:
     """A property of the kernel that no source reports, with facts in braces; empty for none."""
     probe: tuple[str, str] | None = None
     """Attribute and its integer, or input and ABSENT (`input3`), with which a node on a slow path may be faster."""
-
-    def __post_init__(self) -> None:
-        re.compile(self.log)
-        re.compile(self.program)
-        if bool(self.cause) != (self.remedy is not None):
-            raise ValueError(f"{self.path}: a slow path has a cause and a remedy, another path has neither")
 
     @property
     def names_node(self) -> bool:

@@ -14,7 +14,7 @@ PROVIDER = Provider(
     ort_name="MLXExecutionProvider",
     preferred_attention="gqa",
     compiles=True,
-    plugin=Plugin("onnxruntime-ep-mlx", "onnxruntime_ep_mlx", library_function="library_path", no_device=NO_GPU),
+    plugin=Plugin("onnxruntime-ep-mlx", "onnxruntime_ep_mlx", library_function="library_path"),
     start_patterns=(LogPattern("version_mismatch", r"(?P<why>MLXExecutionProvider requires ONNX Runtime [^(]*)"),),
     remedies={
         "not_in_build": Remedy(

@@ -77,11 +77,6 @@ PROVIDER = Provider(
         LogPattern("device_missing", r"(?P<why>Device with \"[^\"]+\" name is not registered.*)"),
     ),
     remedies={
-        "not_in_build": Remedy(
-            "in an environment without another ONNX Runtime",
-            ("pip", "install", "onnxruntime-openvino"),
-            alternative=Remedy("next to onnxruntime", ("pip", "install", "onnxruntime-ep-openvino")),
-        ),
         "library_missing": Remedy("reinstall it", ("pip", "install", "--force-reinstall", "onnxruntime-openvino")),
         "device_missing": Remedy("name an available device", options=("--provider-option", "openvino.device_type=CPU")),
         "initialisation_failed": ON_CPU,

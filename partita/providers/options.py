@@ -22,22 +22,6 @@ SWITCH = {**dict.fromkeys(("0", "false", "no", "off"), 0), **dict.fromkeys(("1",
 INTEGER = re.compile(r"[+-]?\d{1,300}")
 
 
-def split_options(texts: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Parse `PROVIDER.NAME=VALUE` texts to provider -> option -> value. Raises UsageError for other forms and
-    duplicate options.
-    """
-    found: dict[str, dict[str, str]] = {}
-    for text in texts:
-        left, equals, value = text.partition("=")
-        word, dot, name = (part.strip() for part in left.partition("."))
-        if not equals or not dot or not word or not name:
-            raise UsageError(f"`provider_options={text}`: write PROVIDER.OPTION=VALUE, e.g. cuda.device_id=1")
-        if name in found.setdefault(word, {}):
-            raise UsageError(f"`provider_options={text}`: {word}.{name} is given twice; give it once")
-        found[word][name] = value.strip()
-    return found
-
-
 def parse_options(
     given: Mapping[str, Mapping[str, object]], chain: Sequence[Provider], argument: str = "provider_options"
 ) -> dict[str, dict[str, str]]:
@@ -124,20 +108,6 @@ def generic_provider(ort_name: str, library: Path | None = None) -> Provider:
         any_option=True,
         library=library,
     )
-
-
-def split_libraries(texts: Sequence[str]) -> dict[str, str]:
-    """Parse `NAME=PATH` texts to name -> path. Raises UsageError for other forms and duplicate names."""
-    found: dict[str, str] = {}
-    for text in texts:
-        name, separator, path = text.partition("=")
-        name = name.strip()
-        if not separator or not name or not path:
-            raise UsageError(f"`provider_libraries={text}`: write NAME=PATH, e.g. webgpu=/opt/lib/libwebgpu_ep.so")
-        if name in found:
-            raise UsageError(f"`provider_libraries={text}`: {name} is given twice; give each library one name")
-        found[name] = path
-    return found
 
 
 def parse_libraries(

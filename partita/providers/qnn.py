@@ -97,7 +97,6 @@ PROVIDER = Provider(
         LogPattern("option_rejected", r"(?P<why>Failed to parse '?backend_type'?.*)"),
     ),
     remedies={
-        "not_in_build": Remedy("install its plugin for onnxruntime", ("pip", "install", "onnxruntime-qnn")),
         "library_missing": Remedy(
             "reinstall it",
             ("pip", "install", "--force-reinstall", "--no-deps", "onnxruntime-qnn"),

@@ -25,12 +25,13 @@ from partita.observations.patterns import LogPattern
 from partita.observations.text_format import clean
 from partita.providers.base import OPTIONS, OTHER_RUNTIME, Provider
 from partita.providers.options import SUFFIX, generic_provider
-from partita.remedies import Remedy
+from partita.remedies import Remedy, any_of
 
 ORT_NAME = re.compile(rf"[A-Za-z0-9_]+{SUFFIX}")
 EXAMPLE_CHAIN = Remedy("for example", options=("--{option}", "{chain}"))
 WHICH = Remedy("list the providers that run here", ("partita", "providers"))
 INSTALL = Remedy("in an environment without another ONNX Runtime", ("pip", "install", "{wheel}"))
+INSTALL_PLUGIN = Remedy("next to onnxruntime", ("pip", "install", "{wheel}"))
 PACKAGE = __name__.rpartition(".")[0]
 MISSPELT_SIMILARITY = 0.8
 """Similarity above which an unknown name counts as a misspelt provider."""
@@ -292,11 +293,16 @@ def explain(provider: Provider, lines: Iterable[str]) -> Failure:
 
 
 def failure(provider: Provider, reason: ReasonCode, evidence: str) -> Failure:
-    """A failure with the remedy of the missing library, of the provider, or the default, in this order."""
+    """A failure with the remedy of the missing library, of the provider, or the default, in this order.
+
+    The default for a provider that is not in the build installs its wheel, or its plugin.
+    """
     by_library = provider.libraries.items() if reason == "library_missing" else ()
     remedy = next((found for file, found in by_library if file in evidence), provider.remedies.get(reason))
-    if remedy is None and reason == "not_in_build" and provider.wheels:
-        remedy = INSTALL.filled(wheel=provider.wheels[0])
+    if remedy is None and reason == "not_in_build":
+        listed = [INSTALL.filled(wheel=wheel) for wheel in provider.wheels[:1]]
+        listed += [INSTALL_PLUGIN.filled(wheel=provider.plugin.wheel)] if provider.plugin else []
+        remedy = any_of(listed)
     return Failure(reason, cut(one_line(evidence), LONGEST), remedy or REMEDIES.get(reason, WHATEVER_ELSE))
 
 

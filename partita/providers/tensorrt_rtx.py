@@ -18,11 +18,10 @@ PROVIDER = Provider(
     suggested_for=("rtx",),
     device_memory="Cuda",
     compiles=True,
-    plugin=Plugin(WHEEL, "onnxruntime_ep_nv_tensorrt_rtx", no_device=NO_GPU),
+    plugin=Plugin(WHEEL, "onnxruntime_ep_nv_tensorrt_rtx"),
     any_option=True,
     libraries={"libcuda.so.1": DRIVER},
     remedies={
-        "not_in_build": Remedy("install its plugin for onnxruntime", ("pip", "install", WHEEL)),
         "library_missing": AGAIN,
         "device_missing": NO_GPU,
         "initialisation_failed": Remedy("try CUDA, which needs no TensorRT", options=("--provider", "cuda")),

@@ -71,11 +71,6 @@ PROVIDER = Provider(
         LogPattern("device_missing", r"(?P<why>No supported adapters.*)"),
     ),
     remedies={
-        "not_in_build": Remedy(
-            "in an environment without another ONNX Runtime",
-            ("pip", "install", "onnxruntime-webgpu"),
-            alternative=Remedy("next to onnxruntime", ("pip", "install", "onnxruntime-ep-webgpu")),
-        ),
         "library_missing": VULKAN,
         "device_missing": VULKAN,
         "initialisation_failed": VULKAN,

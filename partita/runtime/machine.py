@@ -11,7 +11,7 @@ import os
 import platform
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from importlib import metadata
 from pathlib import Path
@@ -26,7 +26,15 @@ from partita.observations.records import Environment, InstalledWheel, remedy_rec
 from partita.observations.text_format import listing
 from partita.providers.base import Provider
 from partita.providers.options import generic_provider
-from partita.providers.resolve import Resolution, all_names, installed_version, known_providers, one_line, resolve
+from partita.providers.resolve import (
+    Failure,
+    Resolution,
+    all_names,
+    installed_version,
+    known_providers,
+    one_line,
+    resolve,
+)
 from partita.remedies import Remedy
 from partita.runtime.chain.provider_check import (
     STAGES,
@@ -211,29 +219,29 @@ def environment_findings(
     """
     owners, plugins = runtime_wheels(), plugin_wheels(providers)
     found = [duplicate_runtime(owners)] if len(owners) > 1 else []
+    installed = f"{_names(owners)} is installed, but"
+    reinstall = [REINSTALL.filled(wheel=owner.name, version=owner.version) for owner in owners[:1]]
     if not owners and imported_version is None:
         evidence = "ONNX Runtime is not installed"
         if plugins:
             named = listing(f"{name} {version}" for name, version in plugins.items())
             evidence = f"{named} needs ONNX Runtime, which is not installed"
-        found.append(_finding("not_in_build", evidence, extras.runtime_remedy()))
+        found.append(Failure("not_in_build", evidence, extras.runtime_remedy()))
     elif imported_version is None:
-        evidence = f"{_names(owners)} is installed, but cannot be imported: {import_error or 'unknown reason'}"
-        found.append(_finding("initialisation_failed", evidence, _reinstall(owners[0])))
+        evidence = f"{installed} cannot be imported: {import_error or 'unknown reason'}"
+        found.append(Failure("initialisation_failed", evidence, reinstall[0]))
     elif len(owners) == 1 and owners[0].version != imported_version:
-        evidence = f"{_names(owners)} is installed, but the onnxruntime that Python imports is {imported_version}"
-        found.append(_finding("version_mismatch", evidence, _reinstall(owners[0])))
+        evidence = f"{installed} the onnxruntime that Python imports is {imported_version}"
+        found.append(Failure("version_mismatch", evidence, reinstall[0]))
     if owners:
-        found += [finding for wheel in plugins for finding in _plugin_mismatches(wheel, owners)]
+        found += (each for wheel in plugins for each in _plugin_mismatches(wheel, owners))
     for name, (version, needed) in extras.excluded_versions().items():
         evidence = f"{name} {version} is not supported; Partita needs {needed}"
-        found.append(_finding("version_mismatch", evidence, FITTING.filled(wheel=name, specifier=needed)))
-    return tuple(found)
-
-
-def _finding(reason: str, evidence: str, remedy: Remedy) -> EnvironmentFinding:
-    remedies = remedy_records(remedy)
-    return EnvironmentFinding(reason=reason, evidence=evidence, remedy=str(remedy), remedies=remedies)
+        found.append(Failure("version_mismatch", evidence, FITTING.filled(wheel=name, specifier=needed)))
+    return tuple(
+        EnvironmentFinding.copy_of(each, remedy=str(each.remedy), remedies=remedy_records(each.remedy))
+        for each in found
+    )
 
 
 def _names(owners: Iterable[Wheel]) -> str:
@@ -241,33 +249,25 @@ def _names(owners: Iterable[Wheel]) -> str:
     return listing(f"{owner.name} {owner.version}" for owner in owners)
 
 
-def _reinstall(owner: Wheel) -> Remedy:
-    """The remedy that reinstalls a wheel."""
-    return REINSTALL.filled(wheel=owner.name, version=owner.version)
+def duplicate_runtime(owners: Sequence[Wheel]) -> Failure:
+    """The failure of several wheels: they overwrite each other in one folder, or the first hides the others.
 
-
-def duplicate_runtime(owners: Sequence[Wheel]) -> EnvironmentFinding:
-    """The finding for several wheels: they overwrite each other in one folder, or the first hides the others."""
+    The remedy uninstalls all of them, because each has lost files to the others.
+    """
     mixed = [owner for owner in owners if owner.folder == owners[0].folder]
     if len(mixed) > 1:
         evidence = f"{_names(mixed)} share the folder {owners[0].folder} and overwrote each other's files"
     else:
         hidden = _names(owner for owner in owners if owner.folder != owners[0].folder)
         evidence = f"{_names(mixed)} in {owners[0].folder} hides {hidden}, later on Python's path"
-    return _finding("duplicate_runtime", evidence, duplicate_remedy(owners))
+    remedy = UNINSTALL.filled(wheels=tuple(dict.fromkeys(owner.name for owner in owners)))
+    return Failure("duplicate_runtime", evidence, remedy)
 
 
-def duplicate_remedy(owners: Sequence[Wheel]) -> Remedy:
-    """The remedy that uninstalls all of them, because each has lost files to the others."""
-    return UNINSTALL.filled(wheels=tuple(dict.fromkeys(owner.name for owner in owners)))
-
-
-def _plugin_mismatches(wheel: str, owners: Sequence[Wheel]) -> list[EnvironmentFinding]:
+def _plugin_mismatches(wheel: str, owners: Sequence[Wheel]) -> Iterator[Failure]:
     """Requirements of a plugin package that the installed ONNX Runtime does not meet."""
     from packaging.requirements import InvalidRequirement, Requirement
 
-    found = []
-    versions = [owner.version for owner in owners]
     for text in metadata.requires(wheel) or ():
         try:
             needed = Requirement(text)
@@ -275,9 +275,8 @@ def _plugin_mismatches(wheel: str, owners: Sequence[Wheel]) -> list[EnvironmentF
             continue
         if needed.name.lower() not in HOSTS or (needed.marker and not needed.marker.evaluate({"extra": ""})):
             continue
-        if not any(needed.specifier.contains(version, prereleases=True) for version in versions):
+        if not any(needed.specifier.contains(owner.version, prereleases=True) for owner in owners):
             evidence = f"{wheel} {installed_version(wheel)} requires {needed.name}{needed.specifier}"
             evidence += f", and {_names(owners)} is installed"
             remedy = FITTING.filled(wheel=owners[0].name, specifier=needed.specifier)
-            found.append(_finding("version_mismatch", evidence, remedy))
-    return found
+            yield Failure("version_mismatch", evidence, remedy)

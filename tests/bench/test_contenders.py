@@ -148,7 +148,7 @@ VERDICTS = {
     ),
     "both on the CPU": (
         (
-            lane("cuda,cpu", SLOW, observed=ON_CPU, unused=("cuda is not used: why",)),
+            lane("cuda,cpu", SLOW, observed=ON_CPU, unused_providers=("cuda is not used: why",)),
             lane("cpu", FAST, observed=ON_CPU),
         ),
         "*both ran on CPU only; cuda is not used: why",
@@ -174,7 +174,7 @@ VERDICTS = {
         "*: 71 % of its decode time is outside the session runs",
     ),
     "unknown placement": (
-        (lane("webgpu", SLOW, report_missing_reason="the profiled round failed: it hangs"), lane("cpu", FAST)),
+        (lane("webgpu", SLOW, summary_missing_reason="the profiled round failed: it hangs"), lane("cpu", FAST)),
         "*: its placement is unknown: the profiled round failed: it hangs",
     ),
     "a failed contender": (

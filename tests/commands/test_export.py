@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -127,4 +126,5 @@ def test_provider_options_reach_probes_over_stub_libraries(monkeypatch: pytest.M
     monkeypatch.setattr("partita.providers.cuda_dry_run.stub_build.dry_environment", lambda: ({}, "a GPU"))
     found = target.find_target("cuda", {"cuda": {"device_id": "1"}}, default_allowed=False, libraries={})
     for probe in (found.ask, found.supports):
-        assert isinstance(probe, partial) and dict(probe.args[0].options) == {"device_id": "1"}
+        runs: Any = getattr(probe, "__self__", None)
+        assert dict(runs.resolution.options) == {"device_id": "1"}

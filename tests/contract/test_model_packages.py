@@ -56,28 +56,6 @@ def test_onnx_runtime_and_partita_select_same_variant(environment, _, partita, p
     assert any("variant main/main" in note for note in notes)
 
 
-ON_QNN = """
-import onnxruntime_qnn
-ort.register_execution_provider_library("QNNExecutionProvider", onnxruntime_qnn.get_library_path())
-options = ort.SessionOptions()
-devices = [device for device in ort.get_ep_devices() if device.ep_name == "QNNExecutionProvider"]
-options.add_provider_for_devices(devices, {"backend_path": onnxruntime_qnn.get_qnn_htp_path(), "soc_model": "43"})
-context = ort.ModelPackageContext(sys.argv[1])
-chosen = context.select_component("main", ort.ModelPackageOptions(options))
-session = chosen.create_session(options)
-print(json.dumps([chosen.get_selected_variant_name(), session.get_providers()[0], len(run(session))]))
-"""
-
-
-@cases("_", only_in("qnn"))
-def test_onnx_runtime_selects_the_variant_of_a_plugin_provider(environment, _, plain, model, tmp_path):
-    folder = tmp_path / "package"
-    folder.mkdir()
-    over_shared_weights(folder, model("matmul_relu"), {"cpu": CPU, "npu": "QNNExecutionProvider"})
-    done = honoured(plain(RUN + ON_QNN, folder))
-    assert json.loads(done.out.splitlines()[-1]) == ["npu", "QNNExecutionProvider", 1]
-
-
 @cases("_", OPENS)
 def test_onnx_runtime_runs_exported_model_package(environment, _, packages, partita, plain):
     """ONNX Runtime's ModelPackage API gives the same outputs as the source package of the variant."""

@@ -8,6 +8,7 @@ process then.
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import json
 import os
@@ -16,6 +17,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -74,31 +76,42 @@ class Forked(subprocess.Popen[Any]):
             os._exit(1)
 
 
-def begin(request: dict[str, Any]) -> int:
-    """Start a command; the id of its process."""
+def load(modules: Iterable[str]) -> None:
+    """Import these modules, and all of `PACKAGES`."""
+    for module in modules:
+        importlib.import_module(module)
+    for package in PACKAGES:
+        for found in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
+            importlib.import_module(found.name)
+
+
+def begin(request: dict[str, Any], popen: type[subprocess.Popen[Any]] | None = None) -> int:
+    """Start a command; the id of its process. `popen`: in place of subprocess's, for its workers."""
     child = os.fork()
     if child:
         return child
     code = 1
     try:
-        folder = Path(request["folder"])
-        os.chdir(folder)
-        for name, number in (("out", 1), ("err", 2)):
-            os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), number)
+        os.chdir(request["folder"])
+        streams = Path(request.get("streams", request["folder"]))
+        for path, number in ((Path(os.devnull), 0), (streams / "out", 1), (streams / "err", 2)):
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC if number else os.O_RDONLY, 0o600), number)
         os.environ.clear()
         os.environ.update(request["variables"])
-        sys.path[:0] = request["path"]
+        sys.path[:0] = request.get("path", ())
         sys.argv = ["partita", *request["arguments"]]
-        from partita.cli import main
+        from partita.__main__ import main
 
-        if FORKED in sys.orig_argv:
-            subprocess.Popen = Forked  # type: ignore[misc]
+        if popen is not None:
+            subprocess.Popen = popen  # type: ignore[misc, assignment]
         main()
         code = 0
     except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else 1
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
     finally:
+        atexit._run_exitfuncs()
         sys.stdout.flush()
+        sys.stderr.flush()
         os._exit(code)
 
 
@@ -110,7 +123,7 @@ def run(requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
     while waiting or running:
         while waiting and len(running) < AT_A_TIME:
             index = waiting.pop()
-            running[begin(requests[index])] = index
+            running[begin(requests[index], Forked if FORKED in sys.orig_argv else None)] = index
         child, status = os.wait()
         codes[running.pop(child)] = os.waitstatus_to_exitcode(status)
     return [outcome(Path(request["folder"]), codes[index]) for index, request in enumerate(requests)]
@@ -123,9 +136,5 @@ def outcome(folder: Path, code: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    for module in (*IMPORTED, *(IN_PLACING if FORKED in sys.argv else ())):
-        importlib.import_module(module)
-    for package in PACKAGES:
-        for found in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
-            importlib.import_module(found.name)
+    load((*IMPORTED, *(IN_PLACING if FORKED in sys.argv else ())))
     sys.stdout.write(json.dumps(run(json.load(sys.stdin))))

@@ -90,7 +90,7 @@ def ask(code: str, stubs: Path, on: Device | None = None, *arguments: str, base:
 def test_device_is_found_ignoring_case_else_suggested():
     for profile in DEVICES:
         assert device(f" {profile.key.upper()} ") is profile
-        assert profile.limits is CAPABILITIES[profile.capability]
+        assert profile.capability in CAPABILITIES
     assert device() is device(DEFAULT_DEVICE) is device("h100")
     with pytest.raises(UsageError, match=r"unknown device 'h10'; did you mean 'h100'\? known devices: t4, .*h200"):
         device("h10")
@@ -104,21 +104,20 @@ def test_device_profile_sets_every_variable_read_by_stubs():
 # ---- the table of functions ----
 
 
-def test_stubs_export_exactly_the_required_symbols(provider: Path, stubs: Path):
+def test_stubs_export_their_functions_and_cover_the_provider(provider: Path, stubs: Path):
     from elftools.elf.elffile import ELFFile
 
-    wanted = symbols.exports(provider, "the provider")
-    assert sum(map(len, wanted.values())) > 100
+    symbols.check_covered(provider, "the provider")
     assert {path.name for path in stubs.glob("*.so*")} == {library.soname for library in symbols.LIBRARIES}
-    for soname, names in wanted.items():
-        with (stubs / soname).open("rb") as stream:
+    for library in symbols.LIBRARIES:
+        with (stubs / library.soname).open("rb") as stream:
             table: Any = ELFFile(stream).get_section_by_name(".dynsym")
             exported = {
                 symbol.name
                 for symbol in table.iter_symbols()
                 if symbol["st_shndx"] not in ("SHN_UNDEF", "SHN_ABS") and symbol["st_info"]["bind"] == "STB_GLOBAL"
             }
-        assert exported == {*names, stub_build.MARKER}
+        assert exported == library.names() and stub_build.MARKER in exported
 
 
 def header_folder() -> Path:
@@ -224,7 +223,7 @@ def test_same_stub_build_serves_every_device(stubs: Path, key: str):
     assert answers["cudaDevAttrComputeCapabilityMajor"] == profile.capability[0]
     assert answers["cudaDevAttrComputeCapabilityMinor"] == profile.capability[1]
     assert answers["cudaDevAttrMultiProcessorCount"] == profile.multiprocessors
-    assert answers["cudaDevAttrMaxSharedMemoryPerBlockOptin"] == profile.limits.shared_per_block_optin
+    assert answers["cudaDevAttrMaxSharedMemoryPerBlockOptin"] == CAPABILITIES[profile.capability][3]
     assert answers["cudaDevAttrClusterLaunch"] == (profile.capability >= (9, 0))
     assert told["unknown"] == INVALID_VALUE  # refused, not answered with a made-up figure
 
@@ -293,7 +292,6 @@ def test_weights_above_device_memory_raise_onnxruntime_error(stubs: Path, tmp_pa
 
 def test_cached_stub_build_needs_no_compiler(provider: Path, stubs: Path, cache: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("CC", "/nonexistent/compiler")
-    monkeypatch.setitem(sys.modules, "elftools.elf.elffile", None)
     assert prepare(provider, cache=cache) == stubs
 
 
@@ -327,10 +325,8 @@ def fake_provider(folder: Path, *, soname: str, function: str) -> Path:
     folder.mkdir()
     library, source = folder / soname, folder / "source.c"
     source.write_text(f"int {function}(void) {{ return 0; }}\n")
-    (folder / "map").write_text(f"{soname} {{ global: *; }};\n")
     build = [compiler(), "-shared", "-fPIC", "-o"]
-    script = f"-Wl,--version-script={folder / 'map'}"
-    subprocess.run([*build, str(library), f"-Wl,-soname,{soname}", script, str(source)], check=True)
+    subprocess.run([*build, str(library), f"-Wl,-soname,{soname}", str(source)], check=True)
     source.write_text(f"int {function}(void); int use(void) {{ return {function}(); }}\n")
     provider = folder / stub_build.PROVIDER_LIBRARY
     subprocess.run([*build, str(provider), str(source), str(library)], check=True)

@@ -30,6 +30,12 @@ def test_slow_or_emulating_providers_are_not_chosen_automatically():
     assert sorted(rank for rank in ranks.values() if rank)[0] == ranks["cpu"] == 1
 
 
+def test_slow_kernel_paths_have_cause_and_remedy():
+    for row in (row for provider in known_providers().values() for row in provider.kernels):
+        assert bool(row.cause) == (row.remedy is not None), row
+        assert re.compile(row.log) and re.compile(row.program)
+
+
 LINES = {
     "cuda no_kernel_op a/Gather Gather": "CUDA kernel not found in registries for Op type: Gather node name: a/Gather",
     "cuda attribute_unsupported rnn LSTM": "CUDA kernel not supported. Fallback to CPU execution provider for Op type: "

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from partita.commands.build import LISTS, split_options
 from partita.errors import UsageError
 from partita.providers.base import Option, Provider
-from partita.providers.options import generic_provider, parse_options, split_options, unchecked_notes
+from partita.providers.options import generic_provider, parse_options, unchecked_notes
 from partita.providers.resolve import known_providers, parse_chain, resolve
 
 PROBE = Provider(
@@ -67,6 +68,12 @@ def test_invalid_option_text_is_a_single_line_usage_error(texts, says):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("text", ["no-separator", "=/tmp/x.so"])
+def test_library_without_name_is_a_usage_error(text):
+    with pytest.raises(UsageError, match="write NAME=PATH"):
+        LISTS["libraries"]([text])
+
+
 def test_cpu_options_are_not_passed_to_onnxruntime():
     found = parse_options(split_options(["cpu.attention=NAIVE", "cpu.spinning=off"]), parse_chain("cpu"))
     assert found == {"cpu": {"attention": "naive", "spinning": "0"}}
@@ -91,8 +98,8 @@ def test_unknown_provider_options_pass_with_unchecked_note():
     (note,) = unchecked_notes(found, chain)
     assert "xnnpack" in note
     assert "unchecked: intra_op_num_threads" in note
-    with pytest.raises(UsageError, match="given twice"):
-        parse_options(split_options(["xnnpack.a=4", "xnnpack.a=5"]), chain)
+    with pytest.raises(UsageError, match="set twice"):
+        split_options(["xnnpack.a=4", "xnnpack.a=5"])
 
 
 @pytest.mark.parametrize("name", sorted(known_providers()))

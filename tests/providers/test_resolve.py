@@ -12,7 +12,7 @@ import pytest
 from partita.errors import UsageError
 from partita.providers import resolve as resolving
 from partita.providers.base import Option, Plugin, Provider
-from partita.providers.options import generic_provider, parse_libraries, split_libraries
+from partita.providers.options import generic_provider, parse_libraries
 from partita.providers.resolve import (
     all_names,
     known_providers,
@@ -106,7 +106,7 @@ def library(tmp_path_factory):
 
 
 def test_named_library_becomes_a_provider(library):
-    (provider,) = parse_libraries(split_libraries([f"MyEP={library}"]), all_names())
+    (provider,) = parse_libraries({"MyEP": library}, all_names())
     assert (provider.name, provider.ort_name, provider.library) == ("myep", "MyEP", library)
     assert provider.any_option
     chain = parse_chain("myep,cpu", (provider,))
@@ -117,7 +117,7 @@ def test_named_library_becomes_a_provider(library):
 
 
 def test_library_with_known_name_replaces_provider_and_has_its_options(library):
-    (provider,) = parse_libraries(split_libraries([f"WebGPU={library}"]), all_names())
+    (provider,) = parse_libraries({"WebGPU": library}, all_names())
     assert provider.options == known_providers()["webgpu"].options
     assert provider.ort_name == "WebGpuExecutionProvider"
     (wgpu,) = parse_chain("wgpu", (provider,))
@@ -125,29 +125,26 @@ def test_library_with_known_name_replaces_provider_and_has_its_options(library):
 
 
 @pytest.mark.parametrize(
-    ("make", "says"),
+    ("name", "file", "says"),
     [
-        (lambda folder: "no-separator", "write NAME=PATH"),
-        (lambda folder: "=/tmp/x.so", "write NAME=PATH"),
-        (lambda folder: "name=", "write NAME=PATH"),
-        (lambda folder: f"a,b={folder}", "only letters"),
-        (lambda folder: f"x={folder}", "is not a file; give the path"),
-        (lambda folder: f"x={folder / 'none.so'}", "does not exist"),
-        (lambda folder: f"x={folder / 'empty.so'}", "not a provider plugin: it has no CreateEpFactories"),
-        (lambda folder: f"x={folder / 'other.so'}", "not a provider plugin: it has no CreateEpFactories"),
+        ("a,b", "other.so", "only letters"),
+        ("x", "", "is not a file; give the path"),
+        ("x", "none.so", "does not exist"),
+        ("x", "empty.so", "not a provider plugin: it has no CreateEpFactories"),
+        ("x", "other.so", "not a provider plugin: it has no CreateEpFactories"),
     ],
 )
-def test_invalid_library_is_a_usage_error(tmp_path, make, says):
+def test_invalid_library_is_a_usage_error(tmp_path, name, file, says):
     (tmp_path / "empty.so").touch()
     (tmp_path / "other.so").write_bytes(b"\x7fELF" + bytes(60))
     with pytest.raises(UsageError, match=says) as caught:
-        parse_libraries(split_libraries([make(tmp_path)]), all_names())
+        parse_libraries({name: tmp_path / file}, all_names())
     assert "\n" not in str(caught.value)
 
 
 def test_provider_given_twice_is_a_usage_error(library):
     with pytest.raises(UsageError, match="given twice"):
-        parse_libraries(split_libraries([f"x={library}", f"X={library}"]), all_names())
+        parse_libraries({"x": library, "X": library}, all_names())
     with pytest.raises(UsageError, match="twice"):
         parse_chain("webgpu,WebGpuExecutionProvider", parse_libraries({"webgpu": library}, all_names()))
 

@@ -29,7 +29,7 @@ from partita.runtime.chain.pins import parse_pins
 from partita.runtime.machine import environment
 from partita.runtime.ort.native_log import printed_kernels
 from partita.runtime.place.inputs import Shape, read_inputs, size_text
-from partita.runtime.place.onnx_model import OnnxModel, fixed_shapes, read_onnx
+from partita.runtime.place.onnx_model import OnnxModel, read_onnx
 from partita.runtime.place.run_phases import (
     OpenOptions,
     PlacementFacts,
@@ -37,6 +37,7 @@ from partita.runtime.place.run_phases import (
     place_model,
     place_package,
 )
+from partita.runtime.place.tensor_types import fixed_shapes
 
 RUN_SECONDS = 120.0
 """Default time limit of the runs of an ONNX file."""
@@ -103,8 +104,11 @@ def place(
         **about,
         device=device,
     )
-    if device is not None:
-        check_dry_run(report, started=not crashed)
+    first = report.chain[0]
+    if device is not None and not crashed and first.status != "active" and first.reason not in OVER_THE_GRAPH:
+        raise ProviderError(
+            f"dry run: {first.provider} did not start over the stub libraries: {first.reason}: {first.evidence}"
+        )
     return report, error
 
 
@@ -145,18 +149,6 @@ def dry_run_facts(name: str | None) -> DryRunFacts:
         stub_build=build,
         not_real=NOT_REAL,
     )
-
-
-def check_dry_run(report: Report, *, started: bool) -> None:
-    """Raise ProviderError when the stub libraries were not used; with `started`, also when the provider is inactive."""
-    from partita.providers.cuda_dry_run.stub_build import ensure_child
-
-    ensure_child()
-    first = report.chain[0]
-    if started and first.status != "active" and first.reason not in OVER_THE_GRAPH:
-        raise ProviderError(
-            f"dry run: {first.provider} did not start over the stub libraries: {first.reason}: {first.evidence}"
-        )
 
 
 def _place_folder(options: PlaceOptions, where: OpenOptions, audience: Audience) -> Placed:

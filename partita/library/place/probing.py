@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from partita.errors import ProviderError
 from partita.library.api import QUIET, Audience
@@ -58,32 +57,6 @@ def probe_package(
     return with_probes(facts, resolutions, models, sizes, seconds, audience)
 
 
-def explain_refusal(
-    error: ChainError | NoKernelError | NotOpenedError,
-    model: OnnxModel,
-    sizes: Mapping[str, tuple[int, ...]],
-    seconds: float,
-    audience: Audience = QUIET,
-) -> ProviderError:
-    """The refusal explained by experiments; unchanged without time for them, or if they are interrupted."""
-    from partita.runtime.lab.probes import probe_missing_kernel, probe_not_opened, probe_refusal
-
-    probes: dict[type, Any] = {
-        ChainError: probe_refusal,
-        NoKernelError: probe_missing_kernel,
-        NotOpenedError: probe_not_opened,
-    }
-    try:
-        with audience.busy(TITLE):
-            explained: ProviderError = probes[type(error)](error, model, sizes, seconds)
-            return explained
-    except KeyboardInterrupt:
-        audience.note("experiments were interrupted, so the error is based on the log only")
-    except OSError as failed:
-        audience.note(f"experiments could not be made: {failed.strerror or failed}")
-    return error
-
-
 @contextmanager
 def refusals_explained(
     seconds: float = REFUSAL_SECONDS,
@@ -93,16 +66,35 @@ def refusals_explained(
 ) -> Iterator[None]:
     """Raise the refusal of a model with its explanation by experiments of at most `seconds`.
 
-    `model` and `sizes`: of an ONNX file; None: the refused graph of a package in a decode step.
+    Without time for them, or if they are interrupted, it is unchanged. `model` and `sizes`: of an ONNX file; None: the
+    refused graph of a package in a decode step.
     """
     try:
         yield
     except (ChainError, NoKernelError, NotOpenedError) as error:
         if seconds <= 0 or (model is None and isinstance(error, NotOpenedError)):
             raise
+        from partita.runtime.lab.probes import probe_missing_kernel, probe_not_opened, probe_refusal
+
         refused = read_onnx(error.path) if model is None else model
         sizes = decode_sizes(refused) if sizes is None else sizes
-        raise explain_refusal(error, refused, sizes, seconds, audience) from error
+        explained: ProviderError = error
+        try:
+            with audience.busy(TITLE):
+                match error:
+                    case ChainError():
+                        explained = probe_refusal(error, refused, sizes, seconds)
+                    case NoKernelError():
+                        explained = probe_missing_kernel(error, refused, sizes, seconds)
+                    case NotOpenedError():
+                        explained = probe_not_opened(error, refused, sizes, seconds)
+        except KeyboardInterrupt:
+            audience.note("experiments were interrupted, so the error is based on the log only")
+        except OSError as failed:
+            audience.note(f"experiments could not be made: {failed.strerror or failed}")
+        if explained is error:
+            raise
+        raise explained from error
 
 
 def decode_sizes(model: OnnxModel) -> dict[str, tuple[int, ...]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +22,6 @@ from partita.options.fields import PathText
 from partita.options.groups import ProviderValues
 from partita.package.folder import Manifest
 from partita.package.records import SmokeRecord, Verification
-from partita.providers.base import Provider
 from partita.providers.cuda import PROVIDER as CUDA
 from partita.providers.options import parse_libraries, parse_options
 from partita.providers.resolve import Resolution, all_names, parse_chain, resolve_one
@@ -78,22 +77,21 @@ def find_target(
     is_cpu = provider.ort_name == CPU
     tried = resolution if is_cpu else check([resolution])[0].resolution
     if not is_cpu and tried.status != "active":
-        return _not_usable(target, provider, tried, default_allowed, audience)
+        return _not_usable(target, tried, default_allowed, audience)
+    runs = ProviderRuns(tried, named)
     return target(
         how="directly",
-        ask=partial(_ask, tried, None),
-        supports=partial(_supports, tried, None),
-        replay=partial(_replay, provider, named),
-        smoke=partial(_smoke, provider, named),
+        ask=runs.probe,
+        supports=runs.supports,
+        replay=runs.replay,
+        smoke=runs.smoke,
         unpacks=unpacks_weights if is_cpu else None,
     )
 
 
-def _not_usable(
-    target: Callable[..., Target], provider: Provider, tried: Resolution, default_allowed: bool, audience: Audience
-) -> Target:
+def _not_usable(target: Callable[..., Target], tried: Resolution, default_allowed: bool, audience: Audience) -> Target:
     """The target for a provider that does not run here: probed over stub libraries, default, or refused."""
-    cause = f"{tried.reason}: {tried.evidence}"
+    provider, cause = tried.provider, f"{tried.reason}: {tried.evidence}"
     if provider is CUDA and tried.reason in ("library_missing", "device_missing", "version_mismatch"):
         from partita.providers.cuda_dry_run.stub_build import dry_environment
 
@@ -103,13 +101,8 @@ def _not_usable(
             audience.note(f"a dry run of CUDA is not possible either: {error}")
         else:
             how = f"over stub libraries, as {played}: {tried.reason} here"
-            stub = resolve_one(provider, (provider.ort_name,), tried.options)
-            return target(
-                how=how,
-                ask=partial(_ask, stub, environment),
-                supports=partial(_supports, stub, environment),
-                not_here=cause,
-            )
+            runs = ProviderRuns(resolve_one(provider, (provider.ort_name,), tried.options), environment=environment)
+            return target(how=how, ask=runs.probe, supports=runs.supports, not_here=cause)
     if not default_allowed:
         raise ProviderError(
             f"`target={provider.name}`: it cannot be probed here: {cause}; {tried.remedy}; or add "
@@ -119,38 +112,61 @@ def _not_usable(
     return target(how=f"which could not be probed: {cause}", not_here=cause)
 
 
-def _ask(
-    resolution: Resolution,
-    environment: Mapping[str, str] | None,
-    model: bytes,
-    sizes: Mapping[str, tuple[int, ...]],
-) -> ProbeResult:
-    """Probe the provider with a graph."""
-    from partita.runtime.lab.tables import measure_graph
+@dataclass(frozen=True, slots=True)
+class ProviderRuns:
+    """Probes of one provider, and runs of packages on it."""
 
-    with _lab(resolution, environment) as lab:
-        return ProbeResult(*measure_graph(model, sizes, lab))
+    resolution: Resolution
+    options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """The user's options of the provider, by provider name."""
+    environment: Mapping[str, str] | None = None
+    """Environment of a dry run; None: that of this process."""
 
+    @contextmanager
+    def lab(self) -> Iterator[Lab]:
+        """Experiments on the provider, with stored answers. Raises ProviderError when it could not be probed."""
+        from partita.runtime.lab.laboratory import Lab, cache_for
 
-def _supports(
-    resolution: Resolution, environment: Mapping[str, str] | None, questions: Sequence[Question]
-) -> list[bool]:
-    """Probe the provider with nodes, each in its own model."""
-    from partita.runtime.lab.tables import supports_each
+        cache, end = cache_for(self.resolution, self.environment), time.monotonic() + ASK_SECONDS
+        with Lab(self.resolution, cache, end, self.environment) as lab:
+            yield lab
+        if lab.unusable:
+            raise ProviderError(f"`target={self.resolution.provider.name}`: it could not be probed: {lab.unusable}")
 
-    with _lab(resolution, environment) as lab:
-        return supports_each(questions, lab)
+    def probe(self, model: bytes, sizes: Mapping[str, tuple[int, ...]]) -> ProbeResult:
+        """Probe the provider with a graph."""
+        from partita.runtime.lab.tables import measure_graph
 
+        with self.lab() as lab:
+            return ProbeResult(*measure_graph(model, sizes, lab))
 
-@contextmanager
-def _lab(resolution: Resolution, environment: Mapping[str, str] | None) -> Iterator[Lab]:
-    """Experiments on the provider, with stored answers. Raises ProviderError when it could not be probed."""
-    from partita.runtime.lab.laboratory import Lab, cache_for
+    def supports(self, questions: Sequence[Question]) -> list[bool]:
+        """Probe the provider with nodes, each in its own model."""
+        from partita.runtime.lab.tables import supports_each
 
-    with Lab(resolution, cache_for(resolution, environment), time.monotonic() + ASK_SECONDS, environment) as lab:
-        yield lab
-    if lab.unusable:
-        raise ProviderError(f"`target={resolution.provider.name}`: it could not be probed: {lab.unusable}")
+        with self.lab() as lab:
+            return supports_each(questions, lab)
+
+    def replay(self, folder: Path, manifest: Manifest) -> Verification:
+        """Replay the reference logits on the provider alone; on the CPU only if a copy of the package was verified."""
+        from partita.runtime.verify.replay import replay
+
+        provider = self.resolution.provider
+        if provider.ort_name == CPU and manifest.verification.converted_copy is None:
+            return manifest.verification
+        return replay(folder, (provider,), manifest=manifest, options=self.options)
+
+    def smoke(self, folder: Path, manifest: Manifest) -> SmokeRecord:
+        """Open and run a package on the provider, followed by the CPU provider if necessary."""
+        from partita.runtime.verify.replay import smoke
+
+        provider = self.resolution.provider
+        try:
+            return smoke(folder, (provider,), manifest=manifest, options=self.options)
+        except ProviderError:
+            if provider.ort_name == CPU:
+                raise
+            return smoke(folder, (provider, *parse_chain("cpu")), manifest=manifest, options=self.options)
 
 
 def supported_by_cpu(questions: Sequence[Question]) -> list[bool]:
@@ -158,29 +174,4 @@ def supported_by_cpu(questions: Sequence[Question]) -> list[bool]:
     from partita.runtime.ort.registry import available_ort_names
 
     (cpu,) = parse_chain("cpu")
-    return _supports(resolve_one(cpu, available_ort_names(), {}), None, questions)
-
-
-def _replay(
-    provider: Provider, options: Mapping[str, Mapping[str, str]], folder: Path, manifest: Manifest
-) -> Verification:
-    """Replay the reference logits on the provider alone; on the CPU only a package whose copy was verified instead."""
-    from partita.runtime.verify.replay import replay
-
-    if provider.ort_name == CPU and manifest.verification.converted_copy is None:
-        return manifest.verification
-    return replay(folder, (provider,), manifest=manifest, options=options)
-
-
-def _smoke(
-    provider: Provider, options: Mapping[str, Mapping[str, str]], folder: Path, manifest: Manifest
-) -> SmokeRecord:
-    """Open and run a package on the provider, followed by the CPU provider if necessary."""
-    from partita.runtime.verify.replay import smoke
-
-    try:
-        return smoke(folder, (provider,), manifest=manifest, options=options)
-    except ProviderError:
-        if provider.ort_name == CPU:
-            raise
-        return smoke(folder, (provider, *parse_chain("cpu")), manifest=manifest, options=options)
+    return ProviderRuns(resolve_one(cpu, available_ort_names(), {})).supports(questions)

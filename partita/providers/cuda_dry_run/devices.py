@@ -7,7 +7,7 @@ architecture white papers. `name` is the device name in CUDA.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from partita.errors import UsageError
 from partita.messages import did_you_mean, nearest
@@ -21,26 +21,21 @@ PREFIX = "PARTITA_STANDIN_"
 """Prefix of the environment variables with the profile for a child process; standins/cudart.c reads them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Capability:
-    """Limits of one compute capability, per streaming multiprocessor (SM) and per thread block."""
-
-    threads_per_multiprocessor: int
-    blocks_per_multiprocessor: int
-    shared_per_multiprocessor: int
-    """Shared memory in bytes."""
-    shared_per_block_optin: int
-    """Maximum opt-in shared memory of a kernel, in bytes."""
-
-
-CAPABILITIES: Mapping[tuple[int, int], Capability] = {
-    (7, 5): Capability(1024, 16, 64 * KIB, 64 * KIB),
-    (8, 0): Capability(2048, 32, 164 * KIB, 163 * KIB),
-    (8, 6): Capability(1536, 16, 100 * KIB, 99 * KIB),
-    (8, 9): Capability(1536, 24, 100 * KIB, 99 * KIB),
-    (9, 0): Capability(2048, 32, 228 * KIB, 227 * KIB),
-    (10, 0): Capability(2048, 32, 228 * KIB, 227 * KIB),
+LIMITS = (
+    "threads_per_multiprocessor",
+    "blocks_per_multiprocessor",
+    "shared_per_multiprocessor",  # bytes of shared memory
+    "shared_per_block_optin",  # maximum opt-in shared memory of a kernel, in bytes
+)
+CAPABILITIES: Mapping[tuple[int, int], tuple[int, int, int, int]] = {
+    (7, 5): (1024, 16, 64 * KIB, 64 * KIB),
+    (8, 0): (2048, 32, 164 * KIB, 163 * KIB),
+    (8, 6): (1536, 16, 100 * KIB, 99 * KIB),
+    (8, 9): (1536, 24, 100 * KIB, 99 * KIB),
+    (9, 0): (2048, 32, 228 * KIB, 227 * KIB),
+    (10, 0): (2048, 32, 228 * KIB, 227 * KIB),
 }
+"""Compute capability -> its `LIMITS`, per streaming multiprocessor (SM) and per thread block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +65,6 @@ class Device:
         """Dense arithmetic per second of products in `dtype`."""
         return 1e12 * self.teraflops[dtype != "float32"]
 
-    @property
-    def limits(self) -> Capability:
-        """Limits of its compute capability."""
-        return CAPABILITIES[self.capability]
-
     def environment(self) -> dict[str, str]:
         """The profile as environment variables."""
         figures: dict[str, object] = {
@@ -84,7 +74,7 @@ class Device:
             "memory_bytes": self.memory_bytes,
             "multiprocessors": self.multiprocessors,
             "l2_bytes": self.l2_bytes,
-            **asdict(self.limits),
+            **dict(zip(LIMITS, CAPABILITIES[self.capability], strict=True)),
         }
         return {f"{PREFIX}{name.upper()}": str(figure) for name, figure in figures.items()}
 

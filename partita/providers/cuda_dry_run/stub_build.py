@@ -1,4 +1,4 @@
-"""Stub CUDA libraries: built once per CUDA provider library, cached, loaded in a child process.
+"""Stub CUDA libraries: built once, cached, loaded in a child process.
 
 The parent calls `prepare` and starts a child with `child_environment`. The child calls `ensure_child` before it opens a
 session, so that a dry run never uses a real GPU; a real run calls `ensure_real`, so that it never uses a stub.
@@ -24,14 +24,7 @@ from pathlib import Path
 from partita.errors import ProviderError
 from partita.files import CACHE_VARIABLE, cache_folder, temporary_directory
 from partita.providers.cuda_dry_run.devices import DEFAULT_DEVICE, PREFIX, Device, device
-from partita.providers.cuda_dry_run.symbols import (
-    COMMON,
-    CUDA_MAJOR,
-    LIBRARIES,
-    Library,
-    c_text,
-    exports,
-)
+from partita.providers.cuda_dry_run.symbols import CUDA_MAJOR, LIBRARIES, check_covered
 from partita.remedies import split
 
 PROVIDER_LIBRARY = "libonnxruntime_providers_cuda.so"
@@ -68,15 +61,16 @@ def provider_library() -> Path:
 def prepare(provider_library: Path, *, cache: Path | None = None) -> Path:
     """Folder of stubs for every CUDA function that `provider_library` needs, from the cache or built now.
 
-    The folder is named after the build: a hash of what identifies the provider library, and of the stubs' source.
-    `cache`: folder of builds; by default in the cache folder, or temporary if that is off or not writable. Safe for
-    concurrent processes. Raises ProviderError on other systems than Linux x86-64, for a library that is missing, for
-    another CUDA version or with unknown functions, and if pyelftools, a C compiler or a writable cache is missing.
+    The folder is named by the hash of the stubs' source. `cache`: folder of builds; by default in the cache folder, or
+    temporary if that is off or not writable. Safe for concurrent processes. Raises ProviderError on other systems than
+    Linux x86-64, for a library that is missing, for another CUDA version or with unknown functions, and if a C compiler
+    or a writable cache is missing; InstallationError if pyelftools is missing.
     """
     if sys.platform != "linux" or platform.machine() != "x86_64":
         raise ProviderError(f"the dry run needs Linux on x86-64; this is {sys.platform} on {platform.machine()}")
-    sources = {library.soname: _c_source(library) for library in LIBRARIES}
-    build = _build_name(provider_library, sources)
+    check_covered(provider_library, f"{provider_library} (ONNX Runtime {runtime_version(provider_library)})")
+    sources = {library.soname: library.code() for library in LIBRARIES}
+    build = hashlib.sha256(json.dumps([sources, FLAGS, CUDA_VERSION]).encode()).hexdigest()[:32]
     path = (cache or _own_cache() or Path(_of_this_process().name)).absolute()
     if any(mark in str(path) for mark in ":;$"):  # separators and variables of LD_LIBRARY_PATH
         raise ProviderError(
@@ -85,16 +79,14 @@ def prepare(provider_library: Path, *, cache: Path | None = None) -> Path:
     folder = path / build
     if folder.is_dir():
         return folder
-    label = f"{provider_library} (ONNX Runtime {runtime_version(provider_library)})"
-    symbols_by_soname = exports(provider_library, label)
     compiler = _find_compiler()
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=folder.parent) as unfinished:
             made = Path(unfinished) / build
             made.mkdir()
-            for soname, symbols in symbols_by_soname.items():
-                compile_library(made, soname, sources[soname], symbols, compiler)
+            for soname, source in sources.items():
+                _compile(made, soname, source, compiler)
             made.rename(folder)
     except OSError as error:
         if folder.is_dir():  # another process was faster
@@ -182,30 +174,6 @@ _of_this_process = functools.cache(temporary_directory)
 """A temporary folder that is removed at the end of the process."""
 
 
-def _c_source(library: Library) -> str:
-    """C source of one stub."""
-    files = [name for name in (COMMON, library.source) if name is not None]
-    parts = [line for name in files for line in (f'#line 1 "{name}"', c_text(name))]
-    return "\n".join([*parts, *(f"HARMLESS({name})" for name in library.harmless()), ""])
-
-
-def _build_name(provider_library: Path, sources: Mapping[str, str]) -> str:
-    """Name of the build for this library and source. Raises ProviderError if the library cannot be read.
-
-    The library is identified by ONNX Runtime's version, its size and the time of its last change: to read it all took a
-    sixth of a second.
-    """
-    try:
-        with provider_library.open("rb") as stream:
-            found = os.fstat(stream.fileno())
-    except OSError as error:
-        raise ProviderError(
-            f"{provider_library}: the CUDA provider cannot be read ({error.strerror}); install partita[gpu]"
-        ) from error
-    inputs = [runtime_version(provider_library), found.st_size, found.st_mtime_ns, sources, FLAGS, CUDA_VERSION]
-    return hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:32]
-
-
 def runtime_version(provider_library: Path) -> str:
     """Version of the ONNX Runtime in the folder of a provider library, from the name of its main library."""
     name = "libonnxruntime.so."
@@ -224,13 +192,14 @@ def _find_compiler() -> list[str]:
     raise ProviderError(f"the dry run needs a C compiler, but {missing}; install gcc or clang, or set CC")
 
 
-def compile_library(
-    folder: Path, soname: str, source: str, symbols: Mapping[str, str | None], compiler: list[str]
-) -> None:
-    """Build one stub in `folder`, whose name it returns as its marker. Raises ProviderError with the first error."""
+def _compile(folder: Path, soname: str, source: str, compiler: list[str]) -> None:
+    """Build one stub in `folder`, whose name it returns as its marker. Raises ProviderError with the first error.
+
+    Its functions have the version `soname`, as those of NVIDIA have; the loader accepts it for symbols without one.
+    """
     text, script = folder / "source.c", folder / "versions.map"
     text.write_text(source, encoding="utf-8")
-    script.write_text(_version_script(symbols), encoding="utf-8")
+    script.write_text(f"{soname} {{ global: *; }};\n", encoding="utf-8")
     defined = [f'-DPARTITA_BUILD="{folder.name}"', f"-DPARTITA_CUDA_VERSION={CUDA_VERSION}"]
     linked = [f"-Wl,-soname,{soname}", f"-Wl,--version-script={script.name}"]
     # Relative names in the folder: a comma in a path would end a linker option.
@@ -257,23 +226,6 @@ def compile_library(
             f"the C compiler {compiler[0]} could not build {soname} (exit code {done.returncode}): {first}; "
             "set CC to another one"
         )
-
-
-def _version_script(symbols: Mapping[str, str | None]) -> str:
-    """Linker script that exports `symbols` with their versions and the marker.
-
-    Symbols without a version get the first version of the library, which the loader accepts.
-    """
-    first = next((version for version in symbols.values() if version), "")
-    by_version: dict[str, list[str]] = {}
-    for name, version in [*symbols.items(), (MARKER, None)]:
-        by_version.setdefault(version or first, []).append(name)
-    hidden = " local: *;"
-    nodes = []
-    for version, names in by_version.items():
-        nodes.append(f"{version} {{ global: {' '.join(f'{name};' for name in sorted(names))}{hidden} }};".lstrip())
-        hidden = ""
-    return "\n".join(nodes) + "\n"
 
 
 def dry_environment(name: str | None = None) -> tuple[dict[str, str], str]:

@@ -18,11 +18,11 @@ from partita.extras import explain
 CUDA_MAJOR = 13
 """CUDA version of the struct layouts and signatures in the C files; they are stable within a major version."""
 COMMON = "common.h"
-DEFINITION = re.compile(r"^API\b[^(]*?\b(\w+)\(", re.MULTILINE)
+DEFINITION = re.compile(r"^(?:API\b[^(]*?\b(?=\w+\()|HARMLESS\()(\w+)", re.MULTILINE)
 OF_CUDA = re.compile(r"^lib(?:cu|nv)\w*\.so")
 """File names of NVIDIA's libraries."""
 NAME_OF_CUDA = re.compile(r"^_*(?:cu|nv|nccl)[A-Za-z]\w*$")
-"""Names of NVIDIA's functions, for libraries whose symbols have no version."""
+"""Names of NVIDIA's functions."""
 
 
 HARMLESS = {
@@ -73,32 +73,29 @@ class Library:
     soname: str
     prefix: str
     """Regular expression for the beginning of its functions' names."""
-    source: str | None
+    source: str | None = None
     """C file with its implemented functions; None if there are none."""
-    lazy: bool = False
-    """The provider loads it at run time (dlopen), so its functions are not in the provider's ELF tables."""
 
     def code(self) -> str:
-        """C source of the implemented functions."""
-        return c_text(self.source) if self.source else ""
-
-    def harmless(self) -> list[str]:
-        """Functions that may do nothing."""
-        return [name for names in HARMLESS.values() for name in names.split() if re.match(self.prefix, name)]
+        """C source of the stub."""
+        files = [name for name in (COMMON, self.source) if name is not None]
+        parts = [line for name in files for line in (f'#line 1 "{name}"', c_text(name))]
+        harmless = (name for names in HARMLESS.values() for name in names.split() if re.match(self.prefix, name))
+        return "\n".join([*parts, *(f"HARMLESS({name})" for name in harmless), ""])
 
     def names(self) -> frozenset[str]:
-        """Every function of the stub."""
-        return frozenset((*DEFINITION.findall(self.code()), *self.harmless()))
+        """Every function of the stub, and its marker."""
+        return frozenset(DEFINITION.findall(self.code()))
 
 
 LIBRARIES: tuple[Library, ...] = (
     Library("libcudart.so.13", "(__)?cuda", "cudart.c"),
     Library("libcublas.so.13", "cublas(?!Lt)", "cublas.c"),
     Library("libcublasLt.so.13", "cublasLt", "cublaslt.c"),
-    Library("libcurand.so.10", "curand", None),
-    Library("libcuda.so.1", "cu[A-Z]", None),
-    Library("libcufft.so.12", "cufft", "cufft.c", lazy=True),
-    Library("libcudnn.so.9", "cudnn", "cudnn.c", lazy=True),
+    Library("libcurand.so.10", "curand"),
+    Library("libcuda.so.1", "cu[A-Z]"),
+    Library("libcufft.so.12", "cufft", "cufft.c"),
+    Library("libcudnn.so.9", "cudnn", "cudnn.c"),
 )
 
 
@@ -107,39 +104,29 @@ def c_text(name: str) -> str:
     return (resources.files(__package__) / "standins" / name).read_text(encoding="utf-8")
 
 
-def exports(provider: Path, build: str) -> dict[str, dict[str, str | None]]:
-    """soname -> symbols that its stub must export for the CUDA provider: name -> version or None.
+def check_covered(provider: Path, build: str) -> None:
+    """Raise an error if the CUDA provider needs more than the stubs have. `build`: the provider library in messages.
 
-    `build`: the provider library in messages. Raises InstallationError if pyelftools is missing; ProviderError for a
-    file without symbol tables, a provider of another CUDA version, and an unknown library or function.
+    Raises InstallationError if pyelftools is missing; ProviderError for a file that is missing or has no symbol tables,
+    a provider of another CUDA version, and an unknown library or function.
     """
-    sonames, symbols = _required(provider)
-    known = {library.soname: library.names() for library in LIBRARIES}
-    if unknown_libraries := [soname for soname in sonames if soname not in known]:
-        raise ProviderError(
-            f"{build} needs {', '.join(unknown_libraries)}, for which the dry run has no stub; it covers CUDA "
-            f"{CUDA_MAJOR}: install an onnxruntime-gpu for CUDA {CUDA_MAJOR}, or a newer Partita"
-        )
-    result: dict[str, dict[str, str | None]] = {
-        library.soname: dict.fromkeys(sorted(known[library.soname])) if library.lazy else {} for library in LIBRARIES
-    }
-    unknown = []
-    for name, version, origin in symbols:
-        soname = origin or next((each for each, names in known.items() if name in names), "")
-        if name in known.get(soname, ()):
-            result[soname][name] = version
-        else:
-            unknown.append(name)
+    libraries, functions = _required(provider)
+    unknown = [name for name in libraries if name not in {library.soname for library in LIBRARIES}]
     if unknown:
         raise ProviderError(
-            f"{build} needs functions that the dry run does not support: {', '.join(sorted(unknown))}; "
+            f"{build} needs {', '.join(unknown)}, for which the dry run has no stub; it covers CUDA {CUDA_MAJOR}: "
+            f"install an onnxruntime-gpu for CUDA {CUDA_MAJOR}, or a newer Partita"
+        )
+    unknown = sorted(functions.difference(*(library.names() for library in LIBRARIES)))
+    if unknown:
+        raise ProviderError(
+            f"{build} needs functions that the dry run does not support: {', '.join(unknown)}; "
             "use an ONNX Runtime that this Partita was tested with, or a newer Partita"
         )
-    return result
 
 
-def _required(library: Path) -> tuple[list[str], list[tuple[str, str | None, str | None]]]:
-    """CUDA libraries that a shared library is linked with; name, version and library of its undefined CUDA symbols."""
+def _required(library: Path) -> tuple[list[str], set[str]]:
+    """CUDA libraries that a shared library is linked with, and CUDA functions that it does not define."""
     try:
         from elftools.common.exceptions import ELFError
         from elftools.elf.elffile import ELFFile
@@ -148,22 +135,15 @@ def _required(library: Path) -> tuple[list[str], list[tuple[str, str | None, str
     try:
         with library.open("rb") as stream:
             file: Any = ELFFile(stream)
-            names = (".dynamic", ".gnu.version_r", ".gnu.version", ".dynsym")
-            dynamic, versions, numbers, symbols = map(file.get_section_by_name, names)
-            if dynamic is None or versions is None or numbers is None or symbols is None:
+            dynamic, symbols = map(file.get_section_by_name, (".dynamic", ".dynsym"))
+            if dynamic is None or symbols is None:
                 raise ProviderError(f"{library}: an ELF section is missing; the dry run cannot read its dependencies")
             needed = [tag.needed for tag in dynamic.iter_tags("DT_NEEDED") if OF_CUDA.match(tag.needed)]
-            by_index = {
-                version["vna_other"]: (version.name, origin.name)
-                for origin, listed in versions.iter_versions()
-                for version in listed
-            }
-            found = []
-            for index, symbol in enumerate(symbols.iter_symbols()):
-                if symbol["st_shndx"] == "SHN_UNDEF" and symbol.name:
-                    version, origin = by_index.get(numbers.get_symbol(index)["ndx"], (None, None))
-                    if OF_CUDA.match(origin) if origin else NAME_OF_CUDA.match(symbol.name):
-                        found.append((symbol.name, version, origin))
-            return needed, found
+            undefined = (symbol.name for symbol in symbols.iter_symbols() if symbol["st_shndx"] == "SHN_UNDEF")
+            return needed, {name for name in undefined if NAME_OF_CUDA.match(name)}
+    except OSError as error:
+        raise ProviderError(
+            f"{library}: the CUDA provider cannot be read ({error.strerror}); install partita[gpu]"
+        ) from error
     except ELFError as error:
         raise ProviderError(f"{library}: not a shared library ({error}); reinstall onnxruntime-gpu") from error

@@ -29,7 +29,7 @@ from partita.providers.resolve import (
 from partita.providers.resolve import failure as failure_of
 from partita.remedies import Remedy, any_of
 from partita.runtime.chain.provider_check import PROBE_MODEL
-from partita.runtime.machine import duplicate_remedy, duplicate_runtime, runtime_wheels
+from partita.runtime.machine import duplicate_runtime, runtime_wheels
 from partita.runtime.ort.buffers import NATIVE_ERRORS
 from partita.runtime.ort.errors import STRICT, one_line
 from partita.runtime.ort.native_log import captured_output, complaints, headless
@@ -113,8 +113,7 @@ def _overwritten(resolution: Resolution) -> Resolution:
     owners = runtime_wheels()
     if len(owners) < 2 or not {owner.name for owner in owners} & set(resolution.provider.wheels):
         return resolution
-    evidence = duplicate_runtime(owners).evidence
-    return unavailable(resolution, Failure("duplicate_runtime", evidence, duplicate_remedy(owners)))
+    return unavailable(resolution, duplicate_runtime(owners))
 
 
 def _register(resolution: Resolution) -> Resolution:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import partita
 from partita import dtypes
@@ -96,9 +96,6 @@ def inspect(
             check_files(folder, on_disk, hashes=False)
         except PackageError as error:
             findings.append(error)
-    source = "manifest"
-    if manifest is not None and manifest.foreign is not None:
-        source = f"inferred from a folder of {manifest.foreign.layout}"
     is_package = on_disk is not None or (folder / MANIFEST).is_file()
     kind: Kind = "model package" if variants else "package" if is_package else "onnx folder"
     return Inspection(
@@ -109,39 +106,31 @@ def inspect(
             InspectionFinding(problem=" ".join(error.problem.split()), remedies=remedy_records(error.remedy))
             for error in findings
         ),
-        model=_model(folder, manifest),
         graphs=tuple(each.facts for each in read),
         other_graphs=tuple(_file(folder, name, None, hashes=hashes) for name in there if name not in names),
-        contract=None if manifest is None else ContractFacts.copy_of(manifest.graph, source=source),
-        foreign=None if manifest is None else manifest.foreign,
-        cache=_cache(manifest),
         weights=_weights(read),
         modules=module_precisions(weight for each in read for weight in each.weights),
-        adapters=() if manifest is None else manifest.adapters,
         files=_files(path, folder, on_disk, read, everything=bool(variants), hashes=hashes),
-        provenance=_provenance(folder, manifest),
         tokenizer=tokenizer_of(folder, None if on_disk is None else on_disk.tokenizer),
         licence=licence_of(folder),
+        **{**_from_config(folder), **({} if manifest is None else _from_manifest(manifest))},
     )
 
 
-def _model(folder: Path, manifest: Manifest | None) -> ModelFacts:
-    """Facts of the model, from the manifest or config.json."""
-    if manifest is not None:
-        source, graph = manifest.source, manifest.graph
-        return ModelFacts(
-            model_type=source.model_type if source.model_type not in ("", UNKNOWN) else None,
-            architecture=source.architecture or None,
-            parameters=(source.parameters or None) if manifest.foreign is None else None,
-            precision=graph.precision or None,
-            attention=graph.attention or None,
-            layout="partita" if manifest.foreign is None else manifest.foreign.layout,
-            omitted=not_exported(source.unused),
-        )
+def _from_config(folder: Path) -> dict[str, Any]:
+    """The model and its origin, as far as config.json names them."""
     config = read_json(folder / "config.json")
-    listed = config.get("architectures")
-    architecture = _text(listed[0]) if isinstance(listed, list) and listed else None
-    return ModelFacts(model_type=_text(config.get("model_type")), architecture=architecture)
+    listed, version = config.get("architectures"), _text(config.get("transformers_version"))
+    model = ModelFacts(
+        model_type=_text(config.get("model_type")),
+        architecture=_text(listed[0]) if isinstance(listed, list) and listed else None,
+    )
+    origin = Provenance(
+        checkpoint=_text(config.get("_name_or_path")),
+        dtype=_text(config.get("torch_dtype", config.get("dtype"))),
+        toolchain={} if version is None else {"transformers": version},
+    )
+    return {"model": model, "provenance": origin}
 
 
 def _text(value: object) -> str | None:
@@ -149,24 +138,56 @@ def _text(value: object) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
-def _cache(manifest: Manifest | None) -> CacheFacts | None:
+def _from_manifest(manifest: Manifest) -> dict[str, Any]:
+    """The model, its contract, cache and adapters; its origin, too, unless the manifest is inferred."""
+    source, graph, foreign = manifest.source, manifest.graph, manifest.foreign
+    model = ModelFacts(
+        model_type=source.model_type if source.model_type not in ("", UNKNOWN) else None,
+        architecture=source.architecture or None,
+        parameters=(source.parameters or None) if foreign is None else None,
+        precision=graph.precision or None,
+        attention=graph.attention or None,
+        layout="partita" if foreign is None else foreign.layout,
+        omitted=not_exported(source.unused),
+    )
+    read_from = "manifest" if foreign is None else f"inferred from a folder of {foreign.layout}"
+    contract = ContractFacts.copy_of(graph, source=read_from)
+    found = {"model": model, "contract": contract, "cache": _cache(graph), "adapters": manifest.adapters}
+    return found | ({"provenance": _provenance(manifest)} if foreign is None else {"foreign": foreign})
+
+
+def _cache(graph: Contract) -> CacheFacts:
     """Size and layout of the states."""
-    if manifest is None:
-        return None
-    graph = manifest.graph
     sizes = {state: dtypes.size_bytes(state.dtype, state.shape) for state in graph.states}
     fixed = sum(size for state, size in sizes.items() if state.kind not in ("key", "value") or state.rolling)
-    layout: Literal["growing", "window", "fixed"] = "fixed"
-    if any(state.growing_axis is not None for state in graph.states):
-        layout = "growing"
-    elif any(state.rolling for state in graph.states):
-        layout = "window"
+    grows = any(state.growing_axis is not None for state in graph.states)
     return CacheFacts(
         states=graph.states,
         size_bytes=sum(sizes.values()),
         bytes_per_token=(sum(sizes.values()) - fixed) // (graph.batch_size * graph.max_length),
         fixed_bytes=fixed,
-        layout=layout,
+        layout="growing" if grows else "window" if any(state.rolling for state in graph.states) else "fixed",
+    )
+
+
+def _provenance(manifest: Manifest) -> Provenance:
+    """The origin of a package."""
+    source, quality, target = manifest.source, manifest.quality, manifest.target
+    measured = None
+    if quality is not None:
+        measured = (
+            f"perplexity ratio {quality.perplexity_ratio:.4f}, KL divergence {nats(quality.kl_mean)} on "
+            f"{quality.tokens:,} tokens of {quality.text}"
+        )
+    return Provenance(
+        created=manifest.created,
+        checkpoint=source.checkpoint,
+        dtype=source.dtype,
+        source_files=tuple(FileFacts.copy_of(record) for record in source.files),
+        toolchain=manifest.toolchain,
+        target=None if target is None else target.provider,
+        verification=f"{manifest.verification.status}: {manifest.verification.detail}",
+        quality=measured,
     )
 
 
@@ -218,35 +239,6 @@ def _file(folder: Path, name: str, sha256: str | None, *, hashes: bool = False) 
     return FileFacts(name=name, size_bytes=path.stat().st_size, sha256=sha256)
 
 
-def _provenance(folder: Path, manifest: Manifest | None) -> Provenance:
-    """The origin of the model, from the manifest or config.json."""
-    if manifest is None or manifest.foreign is not None:
-        config = read_json(folder / "config.json")
-        version = _text(config.get("transformers_version"))
-        return Provenance(
-            checkpoint=_text(config.get("_name_or_path")),
-            dtype=_text(config.get("torch_dtype", config.get("dtype"))),
-            toolchain={} if version is None else {"transformers": version},
-        )
-    source, quality, target = manifest.source, manifest.quality, manifest.target
-    measured = None
-    if quality is not None:
-        measured = (
-            f"perplexity ratio {quality.perplexity_ratio:.4f}, KL divergence {nats(quality.kl_mean)} on "
-            f"{quality.tokens:,} tokens of {quality.text}"
-        )
-    return Provenance(
-        created=manifest.created,
-        checkpoint=source.checkpoint,
-        dtype=source.dtype,
-        source_files=tuple(FileFacts.copy_of(record) for record in source.files),
-        toolchain=manifest.toolchain,
-        target=None if target is None else target.provider,
-        verification=f"{manifest.verification.status}: {manifest.verification.detail}",
-        quality=measured,
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class ReadGraph:
     """The facts and stored tensors of an ONNX file."""
@@ -280,7 +272,7 @@ def read_graph(folder: Path, name: str, contract: Contract | None, data_folder: 
         check_external_data(proto, path, folder / home)
     except PackageError as error:
         data_error = error
-    return ReadGraph(facts, tuple(tensor for _, tensor in tensors), weights, data_error)
+    return ReadGraph(facts, tensors, weights, data_error)
 
 
 def _graph_facts(path: Path, name: str, home: str, proto: onnx.ModelProto, contract: Contract | None) -> GraphFacts:

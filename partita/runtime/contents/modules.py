@@ -13,11 +13,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from partita import dtypes
 from partita.inspection.records import ModulePrecision
-from partita.runtime.place.model_file import all_nodes, graph_node, subgraphs_of
+from partita.runtime.place.model_file import all_nodes, graph_node, subgraphs_of, tensor_bytes
 
 if TYPE_CHECKING:
     import onnx
@@ -40,20 +40,14 @@ class TensorEntry:
     """One stored tensor, without its values."""
 
     name: str
+    """Name of the initializer, or of the output of its Constant."""
     dtype: str
     """Element type; `unknown` for a number that ONNX does not define."""
-    shape: tuple[int, ...]
+    elements: int
     size_bytes: int
     """0 for strings."""
-    file: str
-    """The ONNX file, or the external data file with the values."""
     identity: tuple[object, ...]
     """Equal for tensors of the same bytes in the same file."""
-
-    @property
-    def elements(self) -> int:
-        """Number of elements."""
-        return prod(self.shape)
 
     @property
     def is_packed(self) -> bool:
@@ -67,32 +61,30 @@ class TensorEntry:
         return self.elements > 1 if dtypes.is_float(self.dtype) else self.is_packed
 
 
-def initializers(graph: onnx.GraphProto, file: str, home: str, scope: str = "") -> Iterator[tuple[str, TensorEntry]]:
-    """Stored tensors of a graph and its subgraphs, by name.
+def initializers(graph: onnx.GraphProto, file: str, home: str, scope: str = "") -> Iterator[TensorEntry]:
+    """Stored tensors of a graph of the ONNX file `file`, and of its subgraphs.
 
     `home`: folder of the external data. `scope`: of a subgraph, for a unique location.
     """
     for tensor in (*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer)):
-        yield tensor.name, _stored_tensor(tensor, file, home, scope)
+        yield _stored_tensor(tensor, tensor.name, file, home, scope)
     for node in graph.node:
         if node.op_type == "Constant" and node.output:
             for attribute in node.attribute:
                 if attribute.HasField("t"):
-                    yield node.output[0], _stored_tensor(attribute.t, file, home, f"{scope}{node.output[0]}")
+                    yield _stored_tensor(attribute.t, node.output[0], file, home, scope)
         for number, body in enumerate(subgraphs_of(node)):
             yield from initializers(body, file, home, f"{scope}{node.name}[{number}]/")
 
 
-def _stored_tensor(tensor: onnx.TensorProto, file: str, home: str, scope: str) -> TensorEntry:
+def _stored_tensor(tensor: onnx.TensorProto, name: str, file: str, home: str, scope: str) -> TensorEntry:
     """A tensor of the ONNX file `file`."""
-    shape = tuple(max(size, 0) for size in tensor.dims)
-    dtype = dtypes.name_of(tensor.data_type) or UNKNOWN
-    size = dtypes.size_bytes(dtype, shape) if dtypes.bits_of(dtype) is not None else 0
+    size, dtype = max(tensor_bytes(tensor), 0), dtypes.name_of(tensor.data_type) or UNKNOWN
     outside = {entry.key: entry.value for entry in tensor.external_data}
-    if "location" not in outside:
-        return TensorEntry(tensor.name, dtype, shape, size, file, (file, scope, tensor.name))
-    data = str(PurePosixPath(home, outside["location"]))
-    return TensorEntry(tensor.name, dtype, shape, size, data, (data, outside.get("offset", "0"), size))
+    identity: tuple[object, ...] = (file, scope, name)
+    if "location" in outside:
+        identity = (PurePosixPath(home, outside["location"]), outside.get("offset", "0"), size)
+    return TensorEntry(name, dtype, prod(max(dim, 0) for dim in tensor.dims), size, identity)
 
 
 class QuantisedInputs(NamedTuple):
@@ -134,75 +126,44 @@ QUANTISED: Mapping[str, QuantisedOperator] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Use:
-    """How a node reads a stored tensor."""
-
-    module: str
-    precision: str
-    operator: str = ""
-    block_size: int | None = None
-    zero_points: bool | None = None
-    compute_dtype: str = ""
-    parameters: int | None = None
-    """Number of weights; None: its number of elements."""
-    companions: tuple[str, ...] = ()
-    """Names of its scales, zero points and table."""
+Weight = tuple[tuple[object, ...], ModulePrecision]
+"""The identity of a stored tensor that is a weight, and the row of a table with this weight only."""
 
 
-class Weight(NamedTuple):
-    """A stored tensor that is a weight."""
-
-    identity: tuple[object, ...]
-    row: ModulePrecision
-    """The row of a table with this weight only."""
-
-
-def weights_in(proto: onnx.ModelProto, tensors: Sequence[tuple[str, TensorEntry]]) -> tuple[Weight, ...]:
-    """The weights among the stored `tensors` of a file, by tensor name."""
-    named = dict(tensors)
-    readers = _Readers(proto, named)
-    found = []
-    for name, tensor in tensors:
-        uses = () if name in readers.companions else tuple(readers.uses(name, tensor))
-        if not uses and (name in readers.companions or not tensor.is_weight):
+def weights_in(proto: onnx.ModelProto, tensors: Sequence[TensorEntry]) -> tuple[Weight, ...]:
+    """The weights among the stored `tensors` of a file."""
+    readers, found = _Readers(proto, {tensor.name: tensor for tensor in tensors}), []
+    for tensor in tensors:
+        name = tensor.name
+        rows = [] if name in readers.companions else list(readers.rows(tensor))
+        if not rows and (name in readers.companions or not tensor.is_weight):
             continue
-        first, *others = uses or (Use("", tensor.dtype),)
+        first, *others = rows or [readers.row("", tensor)]
         # Only in checkpoints is the name of a tensor a module path.
         module = first.module or ("" if "::" in name or "/" in name else name.rpartition(".")[0])
-        sharing = dict.fromkeys(use.module for use in others if use.module not in ("", module))
-        row = ModulePrecision.copy_of(
-            first,
-            module=module,
-            tensors=1,
-            parameters=tensor.elements if first.parameters is None else first.parameters,
-            size_bytes=tensor.size_bytes + sum(named[other].size_bytes for other in first.companions if other in named),
-            shared_with=tuple(sharing),
-        )
-        found.append(Weight(tensor.identity, row))
+        sharing = dict.fromkeys(row.module for row in others if row.module not in ("", module))
+        update = {"module": module, "shared_with": tuple(sharing)}
+        found.append((tensor.identity, first.model_copy(update=update)))
     return tuple(found)
 
 
 def module_precisions(weights: Iterable[Weight]) -> tuple[ModulePrecision, ...]:
     """One row per module and precision. A tensor shared by several graphs counts once."""
     once: dict[object, ModulePrecision] = {}
-    for weight in weights:
-        once.setdefault(weight.identity, weight.row)
-    kinds: dict[ModulePrecision, list[ModulePrecision]] = {}
+    for identity, row in weights:
+        once.setdefault(identity, row)
+    kinds: dict[tuple[object, ...], list[ModulePrecision]] = {}
     for row in once.values():
-        kind = row.model_copy(update={"tensors": 0, "parameters": 0, "size_bytes": 0, "shared_with": ()})
+        kind = (row.module, row.precision, row.operator, row.block_size, row.zero_points, row.compute_dtype)
         kinds.setdefault(kind, []).append(row)
-    return tuple(
-        kind.model_copy(
-            update={
-                "tensors": len(rows),
-                "parameters": sum(row.parameters for row in rows),
-                "size_bytes": sum(row.size_bytes for row in rows),
-                "shared_with": tuple(dict.fromkeys(module for row in rows for module in row.shared_with)),
-            }
-        )
-        for kind, rows in kinds.items()
-    )
+    return tuple(map(_sum, kinds.values()))
+
+
+def _sum(rows: Sequence[ModulePrecision]) -> ModulePrecision:
+    """One row for several of one module and precision."""
+    sums = {name: sum(getattr(row, name) for row in rows) for name in ("tensors", "parameters", "size_bytes")}
+    shared = dict.fromkeys(module for row in rows for module in row.shared_with)
+    return rows[0].model_copy(update={**sums, "shared_with": tuple(shared)})
 
 
 class _Readers:
@@ -218,43 +179,46 @@ class _Readers:
                     self._by_name.setdefault(name, []).append((node, position))
             for inputs in QUANTISED[node.op_type].weights if node.op_type in QUANTISED else ():
                 companions.update(_companions(node, inputs))
-        for name, tensor in stored.items():
-            companions.update(self._decoder(name, tensor)[1])
+        for tensor in stored.values():
+            companions.update(self._decoder(tensor)[1])
         self.companions = frozenset(companions)
         """Names of all scales, zero points and tables of quantised weights."""
 
-    def uses(self, name: str, tensor: TensorEntry) -> Iterator[Use]:
-        """One use per node that computes with a stored tensor; none if it is not a weight."""
-        product, companions = self._decoder(name, tensor)
+    def row(self, module: str, tensor: TensorEntry, companions: Sequence[str] = (), **facts: Any) -> ModulePrecision:
+        """The row of one weight. `companions`: names of its scales, zero points and table."""
+        sizes = (self._stored[name].size_bytes for name in companions if name in self._stored)
+        known: dict[str, Any] = {"precision": tensor.dtype, "parameters": tensor.elements, **facts}
+        return ModulePrecision(module=module, tensors=1, size_bytes=tensor.size_bytes + sum(sizes), **known)
+
+    def rows(self, tensor: TensorEntry) -> Iterator[ModulePrecision]:
+        """One row per node that computes with a stored tensor; none if it is not a weight."""
+        product, companions = self._decoder(tensor)
         if product is not None:
             blocks = self._stored[companions[0]].elements
+            facts: dict[str, Any] = {
+                "operator": "Gather" if tensor.dtype == TABLED else "Cast",
+                "block_size": tensor.elements // blocks if blocks else None,
+                "zero_points": False,
+            }
             for node, _, computed in self._through(product.output[0], "float32"):
-                yield Use(
-                    _module(node) or _module(product),
-                    tensor.dtype,
-                    operator="Gather" if tensor.dtype == TABLED else "Cast",
-                    block_size=tensor.elements // blocks if blocks else None,
-                    zero_points=False,
-                    compute_dtype=computed,
-                    companions=companions,
-                )
+                yield self.row(_module(node) or _module(product), tensor, companions, compute_dtype=computed, **facts)
             return
-        for node, position, computed in self._through(name):
+        for node, position, computed in self._through(tensor.name):
             weights = QUANTISED[node.op_type].weights if node.op_type in QUANTISED else ()
             inputs = next((each for each in weights if each.weight == position), None)
             if inputs is not None:
-                yield self._quantised_use(node, inputs, tensor)
+                yield self._quantised(node, inputs, tensor)
             elif tensor.is_packed:
-                yield Use(_module(node), tensor.dtype, operator=node.op_type, block_size=0)
+                yield self.row(_module(node), tensor, operator=node.op_type, block_size=0)
             elif tensor.is_weight:
-                yield Use(_module(node), tensor.dtype, compute_dtype="" if computed == tensor.dtype else computed)
+                yield self.row(_module(node), tensor, compute_dtype="" if computed == tensor.dtype else computed)
 
-    def _decoder(self, name: str, tensor: TensorEntry) -> tuple[onnx.NodeProto | None, tuple[str, ...]]:
+    def _decoder(self, tensor: TensorEntry) -> tuple[onnx.NodeProto | None, tuple[str, ...]]:
         """The Mul that scales a tensor of codes, and the names of scales and table; None and () for other tensors."""
         tabled = tensor.dtype == TABLED
         if not tabled and not tensor.dtype.startswith(SMALL_FLOATS):
             return None, ()
-        readers, table = list(self._through(name)), ""
+        readers, table = list(self._through(tensor.name)), ""
         if tabled and readers and readers[0][0].op_type == "Gather" and readers[0][1] == 1:
             table = readers[0][0].input[0]
             readers = list(self._through(readers[0][0].output[0]))
@@ -265,8 +229,8 @@ class _Readers:
         known = all(companion in self._stored for companion in companions)
         return (product, companions) if known else (None, ())
 
-    def _quantised_use(self, node: onnx.NodeProto, inputs: QuantisedInputs, tensor: TensorEntry) -> Use:
-        """The use of a quantised weight by `node`."""
+    def _quantised(self, node: onnx.NodeProto, inputs: QuantisedInputs, tensor: TensorEntry) -> ModulePrecision:
+        """The row of a quantised weight that `node` reads."""
         operator, attributes, module = QUANTISED[node.op_type], _integers(node), _module(node)
         if node.op_type == RESTORES and node.output:
             module = next((_module(user) for user, _, _ in self._through(node.output[0])), "") or module
@@ -281,14 +245,15 @@ class _Readers:
         parameters = tensor.elements * stored_bits // bits if bits and stored_bits >= 8 else tensor.elements
         if "K" in attributes and "N" in attributes:
             parameters = attributes["K"] * attributes["N"]
-        return Use(
+        return self.row(
             module,
-            precision,
+            tensor,
+            _companions(node, inputs),
+            precision=precision,
             operator=node.op_type,
             block_size=0 if operator.block_size is None else attributes.get("block_size", operator.block_size),
             zero_points=bool(_input(node, inputs.zero_points)),
             parameters=parameters,
-            companions=_companions(node, inputs),
         )
 
     def _through(self, name: str, computed: str = "", depth: int = 0) -> Iterator[tuple[onnx.NodeProto, int, str]]:

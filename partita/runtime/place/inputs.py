@@ -21,13 +21,13 @@ from partita import dtypes
 from partita.errors import ResourceError, UsageError
 from partita.observations.text_format import families, human_bytes, listing, plural
 from partita.options.fields import PathText
+from partita.process import free_bytes
 from partita.remedies import Remedy
 from partita.runtime.place.onnx_model import ModelPort
 from partita.untrusted_files import MOST_BYTES, check_size
 
 SEED = 0
 SCALE = 0.1
-LARGEST_BYTES = 1 << 40
 BLOCK = 1 << 20
 """Number of generated random numbers; longer inputs repeat them."""
 ONES = re.compile(r"mask|len(gth)?s?(_|$)", re.IGNORECASE)
@@ -100,9 +100,7 @@ def input_shapes(
                 raise UsageError(f"{source}: {name} is {not_generated(by_name[name])}, which has no sizes")
             shapes[name] = _fitted_shape(source, by_name[name], numbers, sizes)
         elif name in symbols:
-            if len(numbers) != 1:
-                raise UsageError(f"{source}: {name} is a symbolic size, not an input; set one number")
-            _settle(source, sizes, name, numbers[0])
+            _fitted_shape(source, ModelPort(name, "tensor", "", (name,)), numbers, sizes)
         else:
             known = f"inputs are {listing(f'{port.name} {port.declared}' for port in ports)}"
             known = known if ports else "it has no inputs"
@@ -150,28 +148,17 @@ def _fitted_shape(source: str, port: ModelPort, numbers: Shape, sizes: dict[str,
             f"{source}: {port.name} is {port.declared}, which needs {plural(len(port.shape), 'size')}, not "
             f"{len(numbers)}: the {what} is [{','.join(map(str, numbers))}]"
         )
-    own: dict[str, int] = {}
     for position, (declared, number) in enumerate(zip(port.shape, numbers, strict=True)):
         if isinstance(declared, int) and declared != number:
             raise UsageError(
                 f"{source}: size {position} of {port.name} is fixed to {declared} in the file, not {number}"
             )
-        if isinstance(declared, str):
-            if own.setdefault(declared, number) != number:
-                raise UsageError(
-                    f"{source}: {declared} is the size of two axes of {port.name}, here {own[declared]} and {number}; "
-                    "the file declares them equal"
-                )
-            _settle(source, sizes, declared, number)
+        if isinstance(declared, str) and sizes.setdefault(declared, number) != number:
+            raise UsageError(
+                f"{source}: conflicting values for the symbolic size {declared}: {number} and {sizes[declared]}; "
+                "the file declares them equal"
+            )
     return numbers
-
-
-def _settle(source: str, sizes: dict[str, int], name: str, size: int) -> None:
-    """Set a symbolic size. Raises UsageError for a conflicting value."""
-    if sizes.setdefault(name, size) != size:
-        raise UsageError(
-            f"{source}: conflicting values for the symbolic size {name}: {size} here, {sizes[name]} in another option"
-        )
 
 
 def _missing_sizes_error(missing: Sequence[ModelPort], sizes: Mapping[str, int]) -> UsageError:
@@ -211,8 +198,6 @@ def _likely(symbol: str, symbols: Collection[str], sizes: Mapping[str, int]) -> 
 
 def check_free_memory(ports: Sequence[ModelPort], shapes: Mapping[str, Shape], given: Collection[str]) -> None:
     """Raise ResourceError when generated values would exceed the free memory. `given`: inputs with values."""
-    import psutil
-
     sizes = {
         port.name: dtypes.size_bytes(port.dtype, shapes[port.name])
         for port in ports
@@ -222,21 +207,17 @@ def check_free_memory(ports: Sequence[ModelPort], shapes: Mapping[str, Shape], g
         return
     largest = max(sizes, key=lambda name: sizes[name])
     needed = sum(sizes.values()) + sizes[largest]  # twice in memory while generated
-    free = psutil.virtual_memory().available
+    free = free_bytes()
     if needed > free:
         raise ResourceError(
-            f"generating values for the inputs needs {human_bytes(needed)} of memory, but {human_bytes(free)} is free; "
-            f"the largest is {largest}[{','.join(map(str, shapes[largest]))}], {human_bytes(sizes[largest])}; set "
-            "smaller sizes with `shapes=NAME=SIZES` for symbolic sizes"
+            f"generating values for the inputs needs {human_bytes(needed)} of memory, but {human_bytes(int(free))} "
+            f"is free; the largest is {largest}[{','.join(map(str, shapes[largest]))}], {human_bytes(sizes[largest])}; "
+            "set smaller sizes with `shapes=NAME=SIZES` for symbolic sizes"
         )
 
 
 def make_values(port: ModelPort, shape: Shape, rng: np.random.Generator) -> npt.NDArray[Any]:
-    """Generated values for one input, in its storage type. Raises UsageError when they are too large."""
-    if dtypes.size_bytes(port.dtype, shape) > LARGEST_BYTES:
-        raise UsageError(
-            f"input {port.name!r} of shape {','.join(map(str, shape))} is larger than 1 TiB; set smaller sizes"
-        )
+    """Generated values for one input, in its storage type."""
     if port.dtype == "bool":
         return np.ones(shape, np.bool_)
     if dtypes.dtype_named(port.dtype).kind == "integer":

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from partita import dtypes
 from partita.errors import PackageError
 from partita.observations.facts import GraphNode
-from partita.observations.text_format import plural
 from partita.package.folder import GET_AGAIN
 from partita.runtime.place.model_file import (
     all_graphs,
@@ -23,7 +22,6 @@ from partita.runtime.place.model_file import (
     all_tensors,
     check_external_data,
     data_files,
-    defines,
     graph_nodes,
     inner_nodes,
     parse_model,
@@ -81,7 +79,7 @@ class OnnxModel:
     """Folder of the external data; None: that of the file."""
     weight_bytes: int
     notes: tuple[str, ...]
-    """Notes about renamed nodes, and nodes that ONNX Runtime does not list."""
+    """Notes about renamed nodes."""
 
     def to_bytes(self) -> bytes | None:
         """The model to open instead of the file; None if the file can be opened."""
@@ -125,7 +123,7 @@ def _describe(path: Path, proto: onnx.ModelProto, data_folder: Path | None) -> O
         data_files=tuple(sorted(data_files(proto))),
         data_folder=data_folder,
         weight_bytes=sum(tensor_bytes(tensor) for tensor in all_tensors(proto)),
-        notes=(*notes, *_structure_notes(proto)),
+        notes=notes,
     )
 
 
@@ -170,34 +168,3 @@ def _name_nodes(proto: onnx.ModelProto) -> tuple[str, ...]:
     named = "have a name of their own here: <name or operator>_<position>, without control characters"
     note = f"nodes without a unique name in the file ({changed}) {named}"
     return (f"{note}; ONNX Runtime does not load the file as it is" if refused else note,)
-
-
-def _structure_notes(proto: onnx.ModelProto) -> tuple[str, ...]:
-    """Notes about nodes that ONNX Runtime lists differently than the file."""
-    notes = []
-    holders = [node.name for node in proto.graph.node if node.op_type in CONTROL_FLOW]
-    if holders:
-        inner = sum(1 for _ in all_nodes(proto.graph)) - len(proto.graph.node)
-        notes.append(
-            f"{plural(inner, 'node')} in control-flow subgraphs count as part of the {plural(len(holders), 'node')} "
-            "that contains them: the plan does not list nodes of subgraphs"
-        )
-    functions = {(function.domain, function.name) for function in proto.functions}
-    calls = sum((node.domain, node.op_type) in functions for node in proto.graph.node)
-    if calls:
-        notes.append(
-            f"{plural(calls, 'call')} of functions defined in the file: ONNX Runtime inlines "
-            "them under its own names, which cannot be matched with the file"
-        )
-    return tuple(notes)
-
-
-def fixed_shapes(proto: onnx.ModelProto, inputs: Mapping[str, tuple[int, ...]]) -> frozenset[str]:
-    """Tensors of the main graph with declared shapes, or shapes inferred from the inputs."""
-    from partita.runtime.place.tensor_types import (  # imports ONNX Runtime
-        is_fixed,
-        tensor_types,
-    )
-
-    types = tensor_types(proto, inputs)
-    return frozenset(name for name in defines(proto.graph) if is_fixed(types.get(name)))

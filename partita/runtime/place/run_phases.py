@@ -116,8 +116,8 @@ def place_model(model: OnnxModel, shapes: Mapping[str, Shape], opening: OpenOpti
     Raises ProviderError when the chain cannot be honoured, PackageError when ONNX Runtime cannot load the model,
     ResourceError when memory runs out.
     """
-    if not opening.dry_run:
-        check_free_memory(model.inputs, shapes, opening.values)
+    lazy = {port.name for port in model.inputs if opening.dry_run and dtypes.is_float(port.dtype)}
+    check_free_memory(model.inputs, shapes, lazy.union(opening.values))
     before = rss_bytes()
     resolutions = without_crashed(resolve(opening.chain, available_ort_names(), opening.options), opening.crashed)
     session = open_session(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from partita.runtime.lab.schema import element_in, find_operator
 from partita.runtime.ort.registry import output_types
-from partita.runtime.place.model_file import all_graphs, tensors_read
+from partita.runtime.place.model_file import all_graphs, defines, tensors_read
 
 if TYPE_CHECKING:
     import onnx
@@ -43,6 +43,12 @@ def tensor_types(
         types |= {port.name: port.type for port in (*graph.value_info, *graph.output, *graph.input)}
         types |= {tensor.name: tensor_type(tensor.data_type, tensor.dims) for tensor in graph.initializer}
     return {name: entry for name, entry in types.items() if entry.WhichOneof("value")}
+
+
+def fixed_shapes(proto: onnx.ModelProto, inputs: Mapping[str, tuple[int, ...]]) -> frozenset[str]:
+    """Tensors of the main graph with declared shapes, or shapes inferred from the inputs."""
+    types = tensor_types(proto, inputs)
+    return frozenset(name for name in defines(proto.graph) if is_fixed(types.get(name)))
 
 
 def _infer(model: onnx.ModelProto) -> onnx.ModelProto:

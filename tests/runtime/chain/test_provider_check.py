@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from partita.providers.options import parse_libraries, split_libraries
+from partita.providers.options import parse_libraries
 from partita.providers.resolve import Resolution, all_names, known_providers, parse_chain, resolve
 from partita.remedies import Remedy
 from partita.runtime.chain import provider_check
@@ -37,7 +37,7 @@ CRASH = (
 
 def try_library(path: Path, *, timeout_seconds: float = 30.0) -> Check:
     """What becomes of a plugin library."""
-    (provider,) = parse_libraries(split_libraries([f"mine={path}"]), all_names())
+    (provider,) = parse_libraries({"mine": path}, all_names())
     (found,) = check(resolve((provider,), ()), timeout_seconds=timeout_seconds)
     return found
 

@@ -11,7 +11,7 @@ import pytest
 from onnx import parser
 
 from partita.errors import ProviderError
-from partita.library.place.probing import explain_refusal, with_probes
+from partita.library.place.probing import refusals_explained, with_probes
 from partita.observations.facts import NEIGHBOURS, AssignedNode, NodeProbe, ProbeRun
 from partita.providers.resolve import Resolution, known_providers
 from partita.remedies import Remedy
@@ -163,7 +163,9 @@ def test_full_disk_skips_probing_and_preserves_report(model, scripted, monkeypat
     after, _ = with_probes(facts_of(model, "b"), (PREFERRED, FALLBACK), {"m.onnx": model}, {"m.onnx": SIZES}, 60.0)
     assert after.probing is None and "No space left on device" in after.notes[-1]
     error = ChainError("m.onnx: not all on qnn", path=model.path, chain=(FAILED,))
-    assert explain_refusal(error, model, SIZES, 60.0) is error
+    with pytest.raises(ChainError) as caught, refusals_explained(60.0, model=model, sizes=SIZES):
+        raise error
+    assert caught.value is error
 
 
 def test_rejected_graph_is_bisected_and_rejected_node_is_probed(model):
