@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 
 from partita import dtypes
-from partita.observations.facts import ProbeRun, Substitution
+from partita.observations.facts import COMBINED, ProbeRun, Substitution
 from partita.runtime.lab.forms import make_attribute, plainest_forms, value_text
 from partita.runtime.lab.graph import constant_of, cut_proto
 from partita.runtime.lab.schema import TYPE_ATTRIBUTES, Operator, find_operator
@@ -43,6 +43,12 @@ def described(
     words = f"without {change}" if removes else str(change)
     replaced = change if isinstance(change, Substitution) else None
     return ProbeRun("", words, "invalid", "", factors=factors, substitution=replaced, removes=removes), variant
+
+
+def together(one: ProbeRun, two: ProbeRun) -> ProbeRun:
+    """The trial of two changes at once, without an outcome; what they remove is named last."""
+    words = " and ".join(trial.change for trial in sorted((one, two), key=lambda trial: trial.removes))
+    return ProbeRun(COMBINED, words, "invalid", "", factors=(*one.parts, *two.parts), neg_added=one.neg_added)
 
 
 def with_feeds(variant: Variant, change: Callable[[ExperimentInput], ExperimentInput]) -> Variant:
@@ -273,39 +279,48 @@ MOST_VALUES = 8
 
 
 def other_attributes(variant: Variant) -> Iterator[Variation]:
-    """Each optional attribute omitted, also without optional outputs that it may have required; then other values."""
+    """Each optional attribute omitted; then other values; then omitted without outputs that it may have required."""
     if (operator := variant.operator) is None:
         return
-    fewer = operator.optional_outputs(variant.node)
+    fewer, omitted = operator.optional_outputs(variant.node), list[Variation]()
     for attribute in variant.node.attribute:
         name, entry = attribute.name, operator.attributes.get(attribute.name)
         if entry is not None and not entry.required and name not in TYPE_ATTRIBUTES and entry.default != attribute:
             text, changed = _attribute_text(attribute), with_attributes(variant, {name: None})
             yield described(text, changed, removes=True)
-            if fewer:
-                yield described(f"{text} and its optional outputs", without(changed, outputs=fewer), removes=True)
+            omitted.append(described(f"{text} and its optional outputs", without(changed, outputs=fewer), removes=True))
     yield from islice(_other_values(variant, operator), MOST_VALUES)
+    yield from omitted if fewer else ()
 
 
 def _other_values(variant: Variant, operator: Operator) -> Iterator[Variation]:
-    """Attributes with other values: those of the operator's examples, the default, 1 for 0, 0 for 1."""
+    """Attributes with other values; the first values of all attributes come before their second ones."""
     given = {each.name: each for each in variant.node.attribute if each.type and not each.ref_attr_name}
+    columns: list[list[Variation]] = []
     for name, entry in operator.attributes.items():
         if name in TYPE_ATTRIBUTES or entry.kind not in SIMPLE:
             continue
         default, now = _value(entry.default), _value(given.get(name, entry.default))
-        values = [_hashable(form.attributes[name]) for form in plainest_forms(operator) if name in form.attributes]
-        # An attribute is a switch if 0 is known to be legal for it.
-        switch = entry.kind == "int" and now in (0, 1) and 0 in (now, default, *values)
-        for value in dict.fromkeys((default, *values, *((1 - now,) if switch else ()))):
-            # The default is covered by omitting the attribute.
-            if value is None or value == now or (value == default and name in given):
-                continue
-            if name == "axis" and not _is_axis(variant, value):
-                continue
-            before = f"{name}={value_text(now)}" if now is not None else f"{name} omitted"
-            changed = with_attributes(variant, {name: make_attribute(name, value, entry.kind)})
-            yield described(Substitution(f"{name}={value_text(value)}", before), changed)
+        before = f"{name}={value_text(now)}" if now is not None else f"{name} omitted"
+        # The default is covered by omitting the attribute.
+        covered = (None, now, default) if name in given else (None, now)
+        columns.append(
+            [
+                described(Substitution(f"{name}={value_text(value)}", before), with_attributes(variant, {name: made}))
+                for value in _values_for(operator, name, default, now)
+                if value not in covered and (name != "axis" or _is_axis(variant, value))
+                for made in (make_attribute(name, value, entry.kind),)
+            ]
+        )
+    return filter(None, chain.from_iterable(zip_longest(*columns)))
+
+
+def _values_for(operator: Operator, name: str, default: Any, now: Any) -> dict[Any, None]:
+    """Values to test for an attribute: the default, those of the operator's examples, and 1 for 0 and 0 for 1."""
+    values = [_hashable(form.attributes[name]) for form in plainest_forms(operator) if name in form.attributes]
+    # An attribute is a switch if 0 is known to be legal for it.
+    switch = operator.attributes[name].kind == "int" and now in (0, 1) and 0 in (now, default, *values)
+    return dict.fromkeys((default, *values, *((1 - now,) if switch else ())))
 
 
 def _is_axis(variant: Variant, value: Any) -> bool:
