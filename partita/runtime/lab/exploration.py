@@ -101,7 +101,8 @@ def explore(subjects: Sequence[Subject], lab: Lab) -> None:
     _run([Experiment(*each) for each in others], lab)
     twice: list[Experiment] = []
     for subject in _open(subjects):
-        found = pairs(subject.variant, in_version=subject.has_operator)
+        invalid = {trial.change for trial in subject.variants if trial.outcome == "invalid"}
+        found = pairs(subject.variant, invalid, in_version=subject.has_operator)
         subject.omitted = max(len(found) - MOST_PAIRS, 0)
         twice += (_experiment(subject, *each, lab) for each in found[:MOST_PAIRS])
     _run(twice, lab)

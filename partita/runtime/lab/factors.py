@@ -5,7 +5,7 @@ A generator yields the changes of one factor, most likely supported first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, combinations_with_replacement, islice, product
 from operator import itemgetter
@@ -44,8 +44,12 @@ from partita.runtime.place.tensor_types import (
     tensor_types,
 )
 
-IN_VERSION = ("rank", "static_shape", "output_shape", "type", "attribute", "input")
-"""Factors that are changed in the node's version of the operator."""
+OF_A_VERSION = ("rank", "static_shape", "output_shape", "type", "attribute", "input")
+PAIRS: Mapping[bool, Sequence[tuple[str, str]]] = {
+    True: [*combinations_with_replacement(OF_A_VERSION, 2)],
+    False: [*product(OF_A_VERSION, ["opset"]), ("static_shape", "type")],
+}
+"""Factors that are changed together, by whether the provider supports another node of this version of the operator."""
 MOST_PAIRS = 60
 """Maximum number of pairs of changes per node."""
 MOST_PAIRED = 6
@@ -68,20 +72,24 @@ def variations(variant: Variant, factor: str) -> Iterator[Variation]:
             yield replace(trial, factor=factor), changed
 
 
-def pairs(variant: Variant, *, in_version: bool) -> list[Variation]:
-    """Variations of two changes, of which no single change is the same; those of the likeliest changes first.
+def pairs(variant: Variant, invalid: Collection[str] = (), *, in_version: bool) -> list[Variation]:
+    """Variations of two changes, those of the likeliest changes first; none is equal to a single change.
 
-    `in_version`: the provider supports another node of this version of the operator, so two changes are in this
-    version. Otherwise one is another version, or the change of a type with fixed sizes.
+    `invalid`: changes that give an invalid node alone, so they come last. `in_version`: see `PAIRS`.
     """
+
+    def likeliest(changed: Variant, factor: str) -> Iterator[tuple[int, Variation]]:
+        """The places and the changes of a factor."""
+        ranked = sorted(variations(changed, factor), key=lambda each: each[0].change in invalid)
+        return enumerate(ranked[:MOST_PAIRED])
+
     single = [variant, *(changed for _, changed in single_changes(variant))]
-    kinds = combinations_with_replacement(IN_VERSION, 2)
     found: dict[frozenset[str], tuple[int, Variation]] = {}
-    for factor, other in kinds if in_version else (*product(IN_VERSION, ["opset"]), ("static_shape", "type")):
-        for place, (one, first) in enumerate(islice(variations(variant, factor), MOST_PAIRED)):
-            for places, (two, both) in enumerate(islice(variations(first, other), MOST_PAIRED), place):
+    for factor, other in PAIRS[in_version]:
+        for place, (one, first) in likeliest(variant, factor):
+            for after, (two, both) in likeliest(first, other):
                 if both not in single:
-                    found.setdefault(frozenset((one.change, two.change)), (places, (together(one, two), both)))
+                    found.setdefault(frozenset((one.change, two.change)), (place + after, (together(one, two), both)))
     return [pair for _, pair in sorted(found.values(), key=itemgetter(0))]
 
 
