@@ -86,7 +86,8 @@ PAIRS = {
         "float16 in place of float32 and 4 dimensions in place of 5",
     ),
     "older version without an attribute that it lacks": (
-        "g (float[1,4,8,8] x) => (float[A,B,C,D] y) {\n  [n] y = AveragePool<kernel_shape=[2,2], dilations=[2,2]>(x)\n}",
+        "g (float[1,4,8,8] x) => (float[A,B,C,D] y) {\n"
+        "  [n] y = AveragePool<kernel_shape=[2,2], dilations=[2,2]>(x)\n}",
         False,
         "AveragePool of opset 11 in place of 19 and without dilations=[2,2]",
     ),
@@ -96,7 +97,9 @@ PAIRS = {
 @pytest.mark.parametrize("name", PAIRS)
 def test_pairs_of_every_kind_are_among_the_first(case, name):
     text, in_version, words = PAIRS[name]
-    assert words in [trial.change for trial, _ in pairs(case(text), in_version=in_version)[:MOST_PAIRS]]
+    plain = case(text)
+    invalid = {trial.change for trial, changed in single_changes(plain) if not opens(changed)}
+    assert words in [trial.change for trial, _ in pairs(plain, invalid, in_version=in_version)[:MOST_PAIRS]]
 
 
 def test_each_factor_belongs_to_a_single_reason(case):
