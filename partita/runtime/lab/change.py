@@ -17,7 +17,7 @@ from partita import dtypes
 from partita.observations.facts import COMBINED, ProbeRun, Substitution
 from partita.runtime.lab.forms import make_attribute, plainest_forms, value_text
 from partita.runtime.lab.graph import constant_of, cut_proto
-from partita.runtime.lab.schema import TYPE_ATTRIBUTES, Operator, find_operator
+from partita.runtime.lab.schema import TYPE_ATTRIBUTES, Attribute, Operator, find_operator
 from partita.runtime.lab.variant import ExperimentInput, Variant, node_variant, size_of, variant_model, zeros
 from partita.runtime.place.model_file import tensors_read
 from partita.runtime.place.tensor_types import (
@@ -294,33 +294,27 @@ def other_attributes(variant: Variant) -> Iterator[Variation]:
 
 
 def _other_values(variant: Variant, operator: Operator) -> Iterator[Variation]:
-    """Attributes with other values; the first values of all attributes come before their second ones."""
+    """Attributes with other values: those of the operator's examples, the default, 1 for 0, 0 for 1.
+
+    The first values of all attributes come before their second ones.
+    """
     given = {each.name: each for each in variant.node.attribute if each.type and not each.ref_attr_name}
-    columns: list[list[Variation]] = []
-    for name, entry in operator.attributes.items():
-        if name in TYPE_ATTRIBUTES or entry.kind not in SIMPLE:
-            continue
+
+    def values(name: str, entry: Attribute) -> Iterator[Variation]:
         default, now = _value(entry.default), _value(given.get(name, entry.default))
         before = f"{name}={value_text(now)}" if now is not None else f"{name} omitted"
-        # The default is covered by omitting the attribute.
-        covered = (None, now, default) if name in given else (None, now)
-        columns.append(
-            [
-                described(Substitution(f"{name}={value_text(value)}", before), with_attributes(variant, {name: made}))
-                for value in _values_for(operator, name, default, now)
-                if value not in covered and (name != "axis" or _is_axis(variant, value))
-                for made in (make_attribute(name, value, entry.kind),)
-            ]
-        )
-    return filter(None, chain.from_iterable(zip_longest(*columns)))
+        listed = [_hashable(form.attributes[name]) for form in plainest_forms(operator) if name in form.attributes]
+        # An attribute is a switch if 0 is known to be legal for it.
+        switch = entry.kind == "int" and now in (0, 1) and 0 in (now, default, *listed)
+        for value in dict.fromkeys((default, *listed, *((1 - now,) if switch else ()))):
+            # The default is covered by omitting the attribute.
+            covered = value in (None, now) or (value == default and name in given)
+            if not covered and (name != "axis" or _is_axis(variant, value)):
+                changed = with_attributes(variant, {name: make_attribute(name, value, entry.kind)})
+                yield described(Substitution(f"{name}={value_text(value)}", before), changed)
 
-
-def _values_for(operator: Operator, name: str, default: Any, now: Any) -> dict[Any, None]:
-    """Values to test for an attribute: the default, those of the operator's examples, and 1 for 0 and 0 for 1."""
-    values = [_hashable(form.attributes[name]) for form in plainest_forms(operator) if name in form.attributes]
-    # An attribute is a switch if 0 is known to be legal for it.
-    switch = operator.attributes[name].kind == "int" and now in (0, 1) and 0 in (now, default, *values)
-    return dict.fromkeys((default, *values, *((1 - now,) if switch else ())))
+    simple = (each for each in operator.attributes.items() if each[0] not in TYPE_ATTRIBUTES and each[1].kind in SIMPLE)
+    return filter(None, chain.from_iterable(zip_longest(*(values(*each) for each in simple))))
 
 
 def _is_axis(variant: Variant, value: Any) -> bool:

@@ -228,7 +228,8 @@ def _example_ranks(variant: Variant, ranks: Mapping[str, int]) -> Iterator[Varia
         if sizes.keys() == ranks.keys() and (other := [len(sizes[name]) for name in ranks]) not in seen:
             seen.append(other)
             after, before = (listing(dict.fromkeys(map(str, each))) for each in (other, seen[0]))
-            yield described(Substitution(f"{after} dimensions", before), with_sizes(variant, sizes))
+            words = Substitution(f"{after} dimensions (sizes of an example)", before)
+            yield described(words, with_sizes(variant, sizes))
 
 
 def _added_inputs(variant: Variant, operator: Operator) -> Iterator[Variation]:

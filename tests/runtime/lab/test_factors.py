@@ -83,7 +83,7 @@ PAIRS = {
     "type and rank": (
         "g (float[1,1,3,2,2] x, float[1,2,4,2,3] grid) => (float[A,B,C,D,E] y) {\n  [n] y = GridSample(x, grid)\n}",
         True,
-        "float16 in place of float32 and 4 dimensions in place of 5",
+        "float16 in place of float32 and 4 dimensions (sizes of an example) in place of 5",
     ),
     "older version without an attribute that it lacks": (
         "g (float[1,4,8,8] x) => (float[A,B,C,D] y) {\n"
