@@ -21,6 +21,7 @@ from partita.runtime.lab.factors import FACTORS, MOST_PAIRS, other_nodes, pairs,
 from partita.runtime.lab.graph import Graph, cut_proto
 from partita.runtime.lab.laboratory import BUDGET, Lab
 from partita.runtime.lab.neighbours import holder_models, neighbourhoods, quantised_groups
+from partita.runtime.lab.placement import NODE
 from partita.runtime.lab.variant import Variant, to_run, variant_model
 from partita.runtime.place.model_file import subgraphs_of
 from partita.runtime.place.tensor_types import element_of, tensor_types
@@ -61,12 +62,6 @@ class Subject:
         return self.variants[0].outcome if self.variants else ""
 
     @property
-    def has_operator(self) -> bool:
-        """Whether the provider supports another node of this version of the operator."""
-        forms = (trial for trial in self.variants if trial.factor == OTHER_FORM and not trial.function_inlined)
-        return any(trial.outcome == "supported" for trial in forms)
-
-    @property
     def is_unresolved(self) -> bool:
         """Whether neither the unchanged node nor any variant was supported so far."""
         decided = self.outcome in DECIDED or any(helps(trial) for trial in self.variants)
@@ -102,12 +97,13 @@ def explore(subjects: Sequence[Subject], lab: Lab) -> None:
     twice: list[Experiment] = []
     for subject in _open(subjects):
         invalid = {trial.change for trial in subject.variants if trial.outcome == "invalid"}
-        found = pairs(subject.variant, invalid, in_version=subject.has_operator)
+        found = pairs(subject.variant, invalid, in_version=_has_operator(subject, lab))
         subject.omitted = max(len(found) - MOST_PAIRS, 0)
         twice += (_experiment(subject, *each, lab) for each in found[:MOST_PAIRS])
     _run(twice, lab)
     for option in lab.resolution.provider.options:
-        concerned = [each for each in _open(subjects) if each.has_operator and _may_matter(option, each.variant, lab)]
+        matters = (each for each in _open(subjects) if _may_matter(option, each.variant, lab))
+        concerned = [each for each in matters if _has_operator(each, lab)]
         work = [_experiment(each, *change, lab) for each, change in changed if each in concerned]
         _run(work, lab, _probe_setting(option))
     for subject in subjects:
@@ -178,6 +174,14 @@ def timeout_note(trials: Sequence[ProbeRun]) -> str:
 def _open(subjects: Sequence[Subject]) -> list[Subject]:
     """Subjects without a conclusive trial."""
     return [subject for subject in subjects if subject.is_unresolved]
+
+
+def _has_operator(subject: Subject, lab: Lab) -> bool:
+    """Whether the provider supports another node of this version of the operator, or names this one without a cause."""
+    forms = (trial for trial in subject.variants if trial.factor == OTHER_FORM and not trial.function_inlined)
+    line = f"{subject.variants[0].message} node name: {NODE}"  # experiments omit the node name
+    vague = (pattern for pattern in lab.resolution.provider.node_patterns if pattern.vague)
+    return any(each.outcome == "supported" for each in forms) or any(each.is_about(line, NODE) for each in vague)
 
 
 def _experiment(subject: Subject, trial: ProbeRun, variant: Variant, lab: Lab) -> Experiment:

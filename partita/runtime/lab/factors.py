@@ -50,7 +50,7 @@ PAIRS: Mapping[bool, Sequence[tuple[str, str]]] = {
     False: [*product(OF_A_VERSION, ["opset"]), ("static_shape", "type")],
 }
 """Factors that are changed together, by whether the provider supports another node of this version of the operator."""
-MOST_PAIRS = 60
+MOST_PAIRS = 36
 """Maximum number of pairs of changes per node."""
 MOST_PAIRED = 6
 """Maximum number of changes of one factor in pairs."""
@@ -73,7 +73,7 @@ def variations(variant: Variant, factor: str) -> Iterator[Variation]:
 
 
 def pairs(variant: Variant, invalid: Collection[str] = (), *, in_version: bool) -> list[Variation]:
-    """Variations of two changes, those of the likeliest changes first; none is equal to a single change.
+    """Variations of two changes, both possible alone, or one a version that the other makes possible; likeliest first.
 
     `invalid`: changes that give an invalid node alone, so they come last. `in_version`: see `PAIRS`.
     """
@@ -83,12 +83,13 @@ def pairs(variant: Variant, invalid: Collection[str] = (), *, in_version: bool) 
         ranked = sorted(variations(changed, factor), key=lambda each: each[0].change in invalid)
         return enumerate(ranked[:MOST_PAIRED])
 
-    single = [variant, *(changed for _, changed in single_changes(variant))]
+    single = single_changes(variant)
+    words, known = {trial.change for trial, _ in single}, [variant, *(changed for _, changed in single)]
     found: dict[frozenset[str], tuple[int, Variation]] = {}
     for factor, other in PAIRS[in_version]:
         for place, (one, first) in likeliest(variant, factor):
             for after, (two, both) in likeliest(first, other):
-                if both not in single:
+                if both not in known and (two.change in words or other == "opset"):
                     found.setdefault(frozenset((one.change, two.change)), (place + after, (together(one, two), both)))
     return [pair for _, pair in sorted(found.values(), key=itemgetter(0))]
 
