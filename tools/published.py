@@ -62,8 +62,8 @@ child process after the model, so a crash ends no report.
 - **Isolation.** The node is a model of its own, with its types, sizes and constants (large constants are zeros). A
   supported changed node also runs once, if its inputs are floats of known sizes. In a dry run it is "placed, not run".
 - **One change at a time.** Sizes, element types, opset versions, attributes, inputs, ranks, and provider options. The
-  first change after which the provider supports the node is the cause. Then pairs of changes are tried (at most 36),
-  and other nodes of the operator (at most 26).
+  first change after which the provider supports the node is the cause. Then other nodes of the operator are tried (at
+  most 26), and pairs of changes (at most 36).
 - **Neighbours.** A node that is supported in isolation and not in the graph is tried with its neighbours (six at most,
   then all, up to 64 nodes and 64 MiB of weights).
 - **Bisection.** A graph that the provider does not open is bisected to the smallest part that fails: at most five parts

@@ -102,13 +102,11 @@ def all_findings(context: Context) -> Iterator[Finding]:
 
 def _inserted(context: Context) -> Iterator[Finding]:
     """ONNX Runtime inserted the node, as its operator or its neighbours show."""
-    absent = f"the ONNX file has no {context.op_type}"
-    if context.is_added and context.rewritten_with:
-        rewritten = name_some(context.rewritten_with, 3)
-        evidence = f"{absent} here; ONNX Runtime added it when it rewrote {rewritten}"
-        yield Finding("runtime_inserted", "derived", "origin", evidence)
-    elif context.is_added and context.op_type in MEMCPY_OPS | LAYOUT:
-        yield Finding("runtime_inserted", "derived", "origin", f"{absent} of this name")
+    if not context.is_added or not (context.rewritten_with or context.op_type in MEMCPY_OPS | LAYOUT):
+        return
+    rewritten = f"here; ONNX Runtime added it when it rewrote {name_some(context.rewritten_with, 3)}"
+    where = rewritten if context.rewritten_with else "of this name"
+    yield Finding("runtime_inserted", "derived", "origin", f"the ONNX file has no {context.op_type} {where}")
 
 
 def _over_budget(context: Context) -> Iterator[Finding]:
@@ -118,17 +116,11 @@ def _over_budget(context: Context) -> Iterator[Finding]:
         return
     together = any(trial.factor == NEIGHBOURS and trial.outcome == "rejected" for trial in probe.variants)
     if shown.code == "not_claimed" and not together:
-        evidence = f"{context.budget}{_estimate(context)}; {shown.evidence} without a budget"
+        found = (match for line in context.session_log if (match := ESTIMATE.search(line)))
+        own = next((match["bytes"] for match in found if match["provider"] == context.skipped.provider), "")
+        estimate = f"; ONNX Runtime's estimate for the nodes assigned to it: {int(own):,} bytes" if own else ""
+        evidence = f"{context.budget}{estimate}; {shown.evidence} without a budget"
         yield Finding("over_budget", "probed", "budget", evidence)
-
-
-def _estimate(context: Context) -> str:
-    """ONNX Runtime's memory estimate for the nodes assigned to the provider; empty if the log has none."""
-    for line in context.session_log:
-        match = ESTIMATE.search(line)
-        if match is not None and match["provider"] == context.skipped.provider:
-            return f"; ONNX Runtime's estimate for the nodes assigned to it: {int(match['bytes']):,} bytes"
-    return ""
 
 
 def _log_lines(context: Context) -> Iterator[Finding]:

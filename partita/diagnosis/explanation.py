@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from partita.diagnosis.evidence import Context
 from partita.diagnosis.probe_conclusions import fullest
-from partita.diagnosis.reasons import REASONS, findings
+from partita.diagnosis.reasons import REASONS, findings, remedy_of
 from partita.diagnosis.records import Fallback, SkippedProvider, VariantRecord
 from partita.diagnosis.session_index import EVERY_PHASE, SessionIndex
 from partita.observations.facts import FAILED, RejectedPart, SessionFacts
@@ -87,7 +87,7 @@ def explain_provider(context: Context) -> SkippedProvider:
             reason=found.code,
             evidence_kind=found.kind,
             evidence=found.evidence,
-            remedy="; ".join([found.remedy or REASONS[found.code].remedy, *([CONFIRM] if found.not_run else [])]),
+            remedy="; ".join([remedy_of(found), *([CONFIRM] if found.not_run else [])]),
             basis=found.basis,
         )
         for found in findings(context)

@@ -87,6 +87,8 @@ class Finding:
     """Replaces the remedy of the reason; None: the reason's own."""
     not_run: bool = False
     """The changed node was placed in a dry run, and the CPU provider could not run it either."""
+    changes: tuple[Factor, ...] = ()
+    """The factors of the change that helps; each has its own remedy."""
 
 
 def conclusions(probe: NodeProbe | None) -> tuple[Finding, ...]:
@@ -125,9 +127,9 @@ def _probed(code: ReasonCode, evidence: str, basis: str = "alone") -> Finding:
 def _caused_by(factors: Sequence[Factor], evidence: str, *, not_run: bool = False) -> Iterator[Finding]:
     """A finding for each reason that a change of these factors shows; several factors were changed together."""
     basis = "together" if len(factors) > 1 else "alone"
-    for code in dict.fromkeys(CAUSES[factor] for factor in factors if factor in CAUSES):
-        remedies = (REMEDIES[factor] for factor in factors if CAUSES.get(factor) == code and factor in REMEDIES)
-        yield Finding(code, "probed", basis, evidence, next(remedies, None), not_run)
+    changes = tuple(factor for factor in factors if factor in CAUSES)
+    for code in dict.fromkeys(CAUSES[factor] for factor in changes):
+        yield Finding(code, "probed", basis, evidence, None, not_run, changes)
 
 
 def _only_in_main_graph(first: ProbeRun, others: Sequence[ProbeRun], in_subgraph: ProbeRun) -> Finding:

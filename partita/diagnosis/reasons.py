@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from partita.diagnosis.evidence import Context, all_findings
-from partita.diagnosis.probe_conclusions import OTHER_OPERATOR, Finding
+from partita.diagnosis.probe_conclusions import CAUSES, OTHER_OPERATOR, REMEDIES, Finding
 from partita.diagnosis.steps import (
     ASK_OPTIONS,
     ASK_PROVIDER,
@@ -278,8 +278,8 @@ PRECEDENCE: tuple[Rank, ...] = (
     # One change isolates the cause; a log line `no kernel` does not distinguish operator, version and type.
     Rank("alone", "an experiment on the node in isolation"),
     Rank("together", "an experiment with several changes of the node"),
-    # Fixed sizes may accompany every other change.
-    Rank("together", codes=("dynamic_shape",)),
+    # Fixed sizes or an option may accompany every other change.
+    Rank("together", codes=("option_needed", "dynamic_shape")),
     Rank("vague_line", "a log line names the node, but not the cause"),
     Rank("forms", "experiments with other nodes of the operator"),
     Rank("alone_said", "the provider's error for the node in isolation"),
@@ -322,6 +322,15 @@ def findings(context: Context) -> list[Finding]:
     """
     order = list(REASONS)
     return sorted(all_findings(context), key=lambda found: (rank_of(found.code, found.basis), order.index(found.code)))
+
+
+def remedy_of(found: Finding) -> str:
+    """The remedy of a finding; for several changes, the remedy of each, that of the finding's reason first."""
+    changes = sorted(found.changes, key=lambda factor: CAUSES[factor] != found.code)
+    texts = [*dict.fromkeys(REMEDIES.get(factor) or REASONS[CAUSES[factor]].remedy for factor in changes)]
+    texts = texts or [found.remedy or REASONS[found.code].remedy]
+    numbered = "; ".join(f"({number}) {text}" for number, text in enumerate(texts, 1))
+    return f"all of these are needed: {numbered}" if len(texts) > 1 else texts[0]
 
 
 def describe_rank(code: str, basis: str) -> str:

@@ -10,6 +10,7 @@ import pytest
 
 from partita.diagnosis.explanation import nodes_to_probe
 from partita.diagnosis.probe_conclusions import CAUSES, Finding, conclusions, fullest
+from partita.diagnosis.reasons import REASONS, remedy_of
 from partita.diagnosis.session_index import SessionIndex
 from partita.observations.facts import Factor, NodeProbe, Outcome, ProbeRun, RejectedPart, Substitution
 from partita.observations.records import ChainEntry, Probing
@@ -282,11 +283,18 @@ def test_out_of_memory_node_is_not_explained_by_other_nodes(said: str, more: lis
     assert [each.code for each in found] == ["subgraph_rejected", *more]
 
 
-def test_shape_declaration_has_its_own_remedy():
-    for trial, own in ((DECLARED, "declare them in the file"), (changed("static_shape", "supported"), "")):
-        shown = conclude(probe(LEFT, trial))
-        assert shown is not None and shown.code == "dynamic_shape" and own in (shown.remedy or "")
-        assert bool(shown.remedy) == bool(own)
+@pytest.mark.parametrize(
+    ("trial", "texts"),
+    [
+        (DECLARED, ("declare them in the file",)),
+        (changed("static_shape", "supported"), (REASONS["dynamic_shape"].remedy,)),
+        (BOTH, ("all of these are needed: (1) use an element type", f"; (2) {REASONS['dynamic_shape'].remedy}")),
+        (changed("combined", "supported", "a and b", "attribute", "input"), (REASONS["attribute_unsupported"].remedy,)),
+    ],
+)
+def test_every_change_has_its_remedy(trial: ProbeRun, texts: tuple[str, ...]):
+    remedy = remedy_of(decide(context(probe=probe(LEFT, trial))))
+    assert all(text in remedy for text in texts) and ("(1)" in remedy) == (len(texts) > 1)
 
 
 def test_change_placed_without_run_is_marked_not_run() -> None:

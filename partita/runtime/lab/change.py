@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,10 @@ import numpy as np
 import onnx
 
 from partita import dtypes
-from partita.observations.facts import ProbeRun, Substitution
+from partita.observations.facts import COMBINED, ProbeRun, Substitution
 from partita.runtime.lab.forms import make_attribute, plainest_forms, value_text
 from partita.runtime.lab.graph import constant_of, cut_proto
-from partita.runtime.lab.schema import TYPE_ATTRIBUTES, Operator, find_operator
+from partita.runtime.lab.schema import TYPE_ATTRIBUTES, Attribute, Operator, find_operator
 from partita.runtime.lab.variant import ExperimentInput, Variant, node_variant, size_of, variant_model, zeros
 from partita.runtime.place.model_file import tensors_read
 from partita.runtime.place.tensor_types import (
@@ -43,6 +43,12 @@ def described(
     words = f"without {change}" if removes else str(change)
     replaced = change if isinstance(change, Substitution) else None
     return ProbeRun("", words, "invalid", "", factors=factors, substitution=replaced, removes=removes), variant
+
+
+def together(one: ProbeRun, two: ProbeRun) -> ProbeRun:
+    """The trial of two changes at once, without an outcome; what they remove is named last."""
+    words = " and ".join(trial.change for trial in sorted((one, two), key=lambda trial: trial.removes))
+    return ProbeRun(COMBINED, words, "invalid", "", factors=(*one.parts, *two.parts), neg_added=one.neg_added)
 
 
 def with_feeds(variant: Variant, change: Callable[[ExperimentInput], ExperimentInput]) -> Variant:
@@ -273,39 +279,42 @@ MOST_VALUES = 8
 
 
 def other_attributes(variant: Variant) -> Iterator[Variation]:
-    """Each optional attribute omitted, also without optional outputs that it may have required; then other values."""
+    """Each optional attribute omitted; then other values; then omitted without outputs that it may have required."""
     if (operator := variant.operator) is None:
         return
-    fewer = operator.optional_outputs(variant.node)
+    fewer, omitted = operator.optional_outputs(variant.node), list[Variation]()
     for attribute in variant.node.attribute:
         name, entry = attribute.name, operator.attributes.get(attribute.name)
         if entry is not None and not entry.required and name not in TYPE_ATTRIBUTES and entry.default != attribute:
             text, changed = _attribute_text(attribute), with_attributes(variant, {name: None})
             yield described(text, changed, removes=True)
-            if fewer:
-                yield described(f"{text} and its optional outputs", without(changed, outputs=fewer), removes=True)
+            omitted.append(described(f"{text} and its optional outputs", without(changed, outputs=fewer), removes=True))
     yield from islice(_other_values(variant, operator), MOST_VALUES)
+    yield from omitted if fewer else ()
 
 
 def _other_values(variant: Variant, operator: Operator) -> Iterator[Variation]:
-    """Attributes with other values: those of the operator's examples, the default, 1 for 0, 0 for 1."""
+    """Attributes with other values: those of the operator's examples, the default, 1 for 0, 0 for 1.
+
+    The first values of all attributes come before their second ones.
+    """
     given = {each.name: each for each in variant.node.attribute if each.type and not each.ref_attr_name}
-    for name, entry in operator.attributes.items():
-        if name in TYPE_ATTRIBUTES or entry.kind not in SIMPLE:
-            continue
+
+    def values(name: str, entry: Attribute) -> Iterator[Variation]:
         default, now = _value(entry.default), _value(given.get(name, entry.default))
-        values = [_hashable(form.attributes[name]) for form in plainest_forms(operator) if name in form.attributes]
+        before = f"{name}={value_text(now)}" if now is not None else f"{name} omitted"
+        listed = [_hashable(form.attributes[name]) for form in plainest_forms(operator) if name in form.attributes]
         # An attribute is a switch if 0 is known to be legal for it.
-        switch = entry.kind == "int" and now in (0, 1) and 0 in (now, default, *values)
-        for value in dict.fromkeys((default, *values, *((1 - now,) if switch else ()))):
+        switch = entry.kind == "int" and now in (0, 1) and 0 in (now, default, *listed)
+        for value in dict.fromkeys((default, *listed, *((1 - now,) if switch else ()))):
             # The default is covered by omitting the attribute.
-            if value is None or value == now or (value == default and name in given):
-                continue
-            if name == "axis" and not _is_axis(variant, value):
-                continue
-            before = f"{name}={value_text(now)}" if now is not None else f"{name} omitted"
-            changed = with_attributes(variant, {name: make_attribute(name, value, entry.kind)})
-            yield described(Substitution(f"{name}={value_text(value)}", before), changed)
+            covered = value in (None, now) or (value == default and name in given)
+            if not covered and (name != "axis" or _is_axis(variant, value)):
+                changed = with_attributes(variant, {name: make_attribute(name, value, entry.kind)})
+                yield described(Substitution(f"{name}={value_text(value)}", before), changed)
+
+    simple = (each for each in operator.attributes.items() if each[0] not in TYPE_ATTRIBUTES and each[1].kind in SIMPLE)
+    return filter(None, chain.from_iterable(zip_longest(*(values(*each) for each in simple))))
 
 
 def _is_axis(variant: Variant, value: Any) -> bool:

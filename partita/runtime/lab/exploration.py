@@ -16,18 +16,12 @@ from partita.observations.facts import AS_IS, FAILED, NEIGHBOURS, OPTION, OTHER_
 from partita.observations.text_format import plural
 from partita.providers.base import Option
 from partita.runtime.chain.provider_check import PROBE_MODEL
-from partita.runtime.lab.change import Variation
-from partita.runtime.lab.factors import (
-    FACTORS,
-    MOST_COMBINED,
-    combine_factors,
-    further_pairs,
-    other_nodes,
-    single_changes,
-)
+from partita.runtime.lab.change import Variation, together
+from partita.runtime.lab.factors import FACTORS, MOST_PAIRS, other_nodes, pairs, single_changes
 from partita.runtime.lab.graph import Graph, cut_proto
 from partita.runtime.lab.laboratory import BUDGET, Lab
 from partita.runtime.lab.neighbours import holder_models, neighbourhoods, quantised_groups
+from partita.runtime.lab.placement import NODE
 from partita.runtime.lab.variant import Variant, to_run, variant_model
 from partita.runtime.place.model_file import subgraphs_of
 from partita.runtime.place.tensor_types import element_of, tensor_types
@@ -88,22 +82,30 @@ class Experiment:
 
 
 def explore(subjects: Sequence[Subject], lab: Lab) -> None:
-    """Test the unchanged node, then provider options, one change, two changes and other nodes of its operator."""
+    """Test the unchanged node, provider options, single changes, other nodes of its operator, and pairs of changes."""
     _run([_experiment(subject, UNCHANGED, subject.variant, lab) for subject in subjects], lab)
     for setting, concerned in _settings(subjects, lab):
         _run([_experiment(subject, UNCHANGED, subject.variant, lab) for subject in concerned], lab, setting)
-    changed = ((subject, each) for subject in _open(subjects) for each in single_changes(subject.variant))
+    changed = [(subject, each) for subject in _open(subjects) for each in single_changes(subject.variant)]
     _run([_experiment(subject, *each, lab) for subject, each in changed], lab)
-    last: list[Experiment] = []
+    others = (
+        (subject, *each)
+        for subject in _open(subjects)
+        for each in other_nodes(subject.variant, failed=subject.outcome in FAILED, compiles=lab.compiles)
+    )
+    _run([Experiment(*each) for each in others], lab)
+    twice: list[Experiment] = []
     for subject in _open(subjects):
-        found = combine_factors(subject.variant)
-        subject.omitted = max(len(found) - MOST_COMBINED, 0)
-        last += (_experiment(subject, *each, lab) for each in found[:MOST_COMBINED])
-        others = other_nodes(subject.variant, failed=subject.outcome in FAILED, compiles=lab.compiles)
-        last += (Experiment(subject, model, trial) for model, trial in others)
-    _run(last, lab)
-    known = [each for each in _open(subjects) if any(_is_another_form(trial) for trial in each.variants)]
-    _run([_experiment(subject, *each, lab) for subject in known for each in further_pairs(subject.variant)], lab)
+        invalid = {trial.change for trial in subject.variants if trial.outcome == "invalid"}
+        found = pairs(subject.variant, invalid, in_version=_has_operator(subject, lab))
+        subject.omitted = max(len(found) - MOST_PAIRS, 0)
+        twice += (_experiment(subject, *each, lab) for each in found[:MOST_PAIRS])
+    _run(twice, lab)
+    for option in lab.resolution.provider.options:
+        matters = (each for each in _open(subjects) if _may_matter(option, each.variant, lab))
+        concerned = [each for each in matters if _has_operator(each, lab)]
+        work = [_experiment(each, *change, lab) for each, change in changed if each in concerned]
+        _run(work, lab, _probe_setting(option))
     for subject in subjects:
         changes = [trial for trial in subject.variants if trial.factor not in (OTHER_FORM, OPTION)]
         subject.missing_probes = subject.missing_probes or timeout_note(changes)
@@ -138,9 +140,8 @@ def explore_surroundings(
     ]
     rejected = {each.node: each for each, trial in reversed(_run(work, lab)) if trial.outcome == "rejected"}
     for option in lab.resolution.provider.options:
-        if option.probe_value is not None:
-            concerned = [each for each in rejected.values() if _may_matter(option, each.subject.variant, lab)]
-            _run(concerned, lab, (option.name, option.probe_value.value))
+        concerned = [each for each in rejected.values() if _may_matter(option, each.subject.variant, lab)]
+        _run(concerned, lab, _probe_setting(option))
     retyped = [
         around(subject, key, model, str(substitution), substitution=substitution)
         for subject, key in tried
@@ -175,9 +176,12 @@ def _open(subjects: Sequence[Subject]) -> list[Subject]:
     return [subject for subject in subjects if subject.is_unresolved]
 
 
-def _is_another_form(trial: ProbeRun) -> bool:
-    """Whether the provider supports this other node of the operator."""
-    return trial.factor == OTHER_FORM and trial.outcome == "supported" and not trial.function_inlined
+def _has_operator(subject: Subject, lab: Lab) -> bool:
+    """Whether the provider supports another node of this version of the operator, or names this one without a cause."""
+    forms = (trial for trial in subject.variants if trial.factor == OTHER_FORM and not trial.function_inlined)
+    line = f"{subject.variants[0].message} node name: {NODE}"  # experiments omit the node name
+    vague = (pattern for pattern in lab.resolution.provider.node_patterns if pattern.vague)
+    return any(each.outcome == "supported" for each in forms) or any(each.is_about(line, NODE) for each in vague)
 
 
 def _experiment(subject: Subject, trial: ProbeRun, variant: Variant, lab: Lab) -> Experiment:
@@ -239,9 +243,8 @@ def _settings(subjects: Sequence[Subject], lab: Lab) -> Iterator[tuple[Setting, 
     """
     options = lab.resolution.provider.options
     for option in options:
-        if option.probe_value is not None:
-            concerned = [subject for subject in _open(subjects) if _may_matter(option, subject.variant, lab)]
-            yield (option.name, option.probe_value.value), concerned
+        concerned = [subject for subject in _open(subjects) if _may_matter(option, subject.variant, lab)]
+        yield _probe_setting(option), concerned
     defaults = {option.name: option.default for option in options}
     for name in lab.resolution.options:
         named = re.compile(rf"\b{re.escape(name)}\b")
@@ -252,6 +255,11 @@ def _settings(subjects: Sequence[Subject], lab: Lab) -> Iterator[tuple[Setting, 
         for option in given:
             left = [subject for subject in _open(subjects) if subject.outcome == "rejected"]
             yield (option.name, option.default), left
+
+
+def _probe_setting(option: Option) -> Setting:
+    """The value of an option that is known to make the provider support more nodes; empty without one."""
+    return option.name, option.probe_value.value if option.probe_value is not None else ""
 
 
 def given_options(lab: Lab) -> list[Option]:
@@ -268,12 +276,13 @@ def _supports_anything(lab: Lab) -> bool:
 
 
 def _with_option(trial: ProbeRun, setting: Setting, lab: Lab) -> ProbeRun:
-    """A trial with another value of a provider option."""
+    """The trial with another value of a provider option."""
     (name, after), run = setting, lab.resolution
     default = next((option.default for option in run.provider.options if option.name == name), "")
     before = run.options.get(name, default)
     option = Substitution(f"{run.provider.name}.{name}={after}", f"{run.provider.name}.{name}={before}")
-    return ProbeRun(OPTION, option.after, "invalid", "", substitution=option, neg_added=trial.neg_added)
+    own = ProbeRun(OPTION, option.after, "invalid", "", substitution=option, neg_added=trial.neg_added)
+    return own if trial.factor in (AS_IS, NEIGHBOURS) else together(replace(own, change=str(option)), trial)
 
 
 def _may_matter(option: Option, variant: Variant, lab: Lab) -> bool:

@@ -5,15 +5,15 @@ A generator yields the changes of one factor, most likely supported first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import chain, combinations_with_replacement, islice, product
 from operator import itemgetter
 
 import numpy as np
 import onnx
 
-from partita.observations.facts import COMBINED, OTHER_FORM, ProbeRun, Substitution
+from partita.observations.facts import OTHER_FORM, ProbeRun, Substitution
 from partita.observations.text_format import listing
 from partita.runtime.lab.change import (
     Variation,
@@ -22,6 +22,7 @@ from partita.runtime.lab.change import (
     fixed_feed,
     other_attributes,
     other_types,
+    together,
     with_constants,
     with_feeds,
     with_input,
@@ -43,12 +44,16 @@ from partita.runtime.place.tensor_types import (
     tensor_types,
 )
 
-MOST_COMBINED = 36
-"""Maximum number of two-factor changes per node and round."""
-PAIRS = (("type", "type"), ("type", "attribute"), ("type", "input"), ("attribute", "attribute"), ("attribute", "input"))
-"""Factors that are changed together where the provider supports another node of the operator."""
+OF_A_VERSION = ("rank", "static_shape", "output_shape", "type", "attribute", "input")
+PAIRS: Mapping[bool, Sequence[tuple[str, str]]] = {
+    True: [*combinations_with_replacement(OF_A_VERSION, 2)],
+    False: [*product(OF_A_VERSION, ["opset"]), ("static_shape", "type")],
+}
+"""Factors that are changed together, by whether the provider supports another node of this version of the operator."""
+MOST_PAIRS = 36
+"""Maximum number of pairs of changes per node."""
 MOST_PAIRED = 6
-"""Maximum number of changes of one factor in such pairs."""
+"""Maximum number of changes of one factor in pairs."""
 AXES = "axes"
 """Without this input, a node uses all axes of its first input."""
 USUAL_RANK = 4
@@ -67,37 +72,26 @@ def variations(variant: Variant, factor: str) -> Iterator[Variation]:
             yield replace(trial, factor=factor), changed
 
 
-def combine_factors(variant: Variant) -> tuple[Variation, ...]:
-    """Variations of two factors: versions without a part that they do not define, then shape, type and opset."""
-    versions = {trial.change for trial, _ in variations(variant, "opset")}
-    removals = [each for factor in ("attribute", "input") for each in variations(variant, factor) if each[0].removes]
-    found = [
-        _pair(version, removal, changed)
-        for removal, removed in removals
-        for version, changed in variations(removed, "opset")
-        if version.change not in versions
-    ]
-    static, types = list(variations(variant, "static_shape"))[-1:], list(variations(variant, "type"))
-    for factor, others in (("type", static), ("opset", [*static, *types])):
-        found += [_pair(one, two, both) for one, first in others for two, both in variations(first, factor)]
-    return tuple(found)
+def pairs(variant: Variant, invalid: Collection[str] = (), *, in_version: bool) -> list[Variation]:
+    """Variations of two changes, both possible alone, or one a version that the other makes possible; likeliest first.
 
+    `invalid`: changes that give an invalid node alone, so they come last. `in_version`: see `PAIRS`.
+    """
 
-def further_pairs(variant: Variant) -> list[Variation]:
-    """Variations of two of type, attributes and inputs; pairs of the likeliest changes first."""
+    def likeliest(changed: Variant, factor: str) -> Iterator[tuple[int, Variation]]:
+        """The places and the changes of a factor."""
+        ranked = sorted(variations(changed, factor), key=lambda each: each[0].change in invalid)
+        return enumerate(ranked[:MOST_PAIRED])
+
+    single = single_changes(variant)
+    words, known = {trial.change for trial, _ in single}, [variant, *(changed for _, changed in single)]
     found: dict[frozenset[str], tuple[int, Variation]] = {}
-    for factor, other in PAIRS:
-        for rank, (one, first) in enumerate(islice(variations(variant, factor), MOST_PAIRED)):
-            for place, (two, both) in enumerate(islice(variations(first, other), MOST_PAIRED), rank):
-                if both != variant:
-                    found.setdefault(frozenset((one.change, two.change)), (place, _pair(one, two, both)))
-    return [pair for _, pair in sorted(found.values(), key=itemgetter(0))][:MOST_COMBINED]
-
-
-def _pair(one: ProbeRun, two: ProbeRun, variant: Variant) -> Variation:
-    """Two changes as one variation."""
-    words, parts = f"{one.change} and {two.change}", (*one.parts, *two.parts)
-    return ProbeRun(COMBINED, words, "invalid", "", factors=parts), variant
+    for factor, other in PAIRS[in_version]:
+        for place, (one, first) in likeliest(variant, factor):
+            for after, (two, both) in likeliest(first, other):
+                if both not in known and (two.change in words or other == "opset"):
+                    found.setdefault(frozenset((one.change, two.change)), (place + after, (together(one, two), both)))
+    return [pair for _, pair in sorted(found.values(), key=itemgetter(0))]
 
 
 # --- sizes -----------------------------------------------------------------------------------------------------------
@@ -204,24 +198,39 @@ def _constants(variant: Variant, operator: Operator | None) -> Iterator[Variatio
 
 
 def _other_ranks(variant: Variant) -> Iterator[Variation]:
-    """Inputs of one shape with fewer or more dimensions, because some providers support only some ranks.
+    """Inputs with fewer or more dimensions, because some providers support only some ranks.
 
-    Constants of at most one dimension, e.g. scale and bias, stay.
+    Inputs of one shape have any usual rank, others the sizes of an example of the operator. Constants of at most one
+    dimension, e.g. scale and bias, stay.
     """
-    if any(feed.constant is not None and len(feed.constant.dims) > 1 for feed in variant.feeds):
-        return
     shapes = {feed.name: sizes_of(feed.fixed) for feed in variant.feeds if feed.constant is None}
     known = {sizes for sizes in shapes.values() if sizes is not None}
+    fixed = any(feed.constant is not None and len(feed.constant.dims) > 1 for feed in variant.feeds)
+    if fixed or None in shapes.values():
+        return
     if len(known) > 1:
         known.discard(())  # a scalar operand stays a scalar
-    if len(known) != 1 or None in shapes.values():
-        return
-    (sizes,) = known
-    for rank in (USUAL_RANK, USUAL_RANK - 1, USUAL_RANK - 2):
-        if len(sizes) != rank:
-            other = sizes[-rank:] if len(sizes) > rank else (1,) * (rank - len(sizes)) + sizes
-            changed = {name: other for name, own in shapes.items() if own == sizes}
-            yield described(Substitution(f"{rank} dimensions", str(len(sizes))), with_sizes(variant, changed))
+    if len(known) > 1:
+        yield from _example_ranks(variant, {name: len(sizes or ()) for name, sizes in shapes.items()})
+    for sizes in known if len(known) == 1 else ():
+        for rank in (USUAL_RANK, USUAL_RANK - 1, USUAL_RANK - 2):
+            if len(sizes) != rank:
+                other = sizes[-rank:] if len(sizes) > rank else (1,) * (rank - len(sizes)) + sizes
+                changed = {name: other for name, own in shapes.items() if own == sizes}
+                yield described(Substitution(f"{rank} dimensions", str(len(sizes))), with_sizes(variant, changed))
+
+
+def _example_ranks(variant: Variant, ranks: Mapping[str, int]) -> Iterator[Variation]:
+    """Inputs with the sizes of examples of the operator in other ranks. `ranks`: those of all inputs to change."""
+    seen = [[*ranks.values()]]
+    for form in plainest_forms(variant.operator) if variant.operator is not None else ():
+        ports = zip(variant.node.input, form.inputs, strict=False)
+        sizes = {name: port.shape for name, port in ports if name in ranks and port is not None}
+        if sizes.keys() == ranks.keys() and (other := [len(sizes[name]) for name in ranks]) not in seen:
+            seen.append(other)
+            after, before = (listing(dict.fromkeys(map(str, each))) for each in (other, seen[0]))
+            words = Substitution(f"{after} dimensions (sizes of an example)", before)
+            yield described(words, with_sizes(variant, sizes))
 
 
 def _added_inputs(variant: Variant, operator: Operator) -> Iterator[Variation]:
@@ -294,12 +303,12 @@ def other_nodes(variant: Variant, *, failed: bool, compiles: bool) -> Iterator[t
     kinds = {**tensor_types(plain), **{feed.name: feed.kind for feed in variant.feeds}}
     own, values = types_of(node, operator, kinds), _value_kinds(node, kinds)
     bound = {slot.variable for slot, _ in chain(*operator.slots(node)) if len(slot.types) > 1}
-    known = {fingerprint(model) for model in (plain, variant_model(variant, auxiliary=True))}
+    known = {fingerprint(variant_model(each, auxiliary=compiles)) for each in (variant, _inside(variant))}
     found: list[tuple[onnx.ModelProto, ProbeRun]] = []
     cases = [(form, False) for form in _typed_forms(operator, own)]
     cases[1:1] = [(form, True) for form in plainest_forms(operator)[:1]]
     for form, constant in cases:
-        built = form.build()
+        built = _inside(form.build())
         later = [name for name in built.node.input[1:] if (feed := built.feed(name)) and feed.constant is None]
         if constant and not later:
             continue
@@ -324,6 +333,11 @@ def other_nodes(variant: Variant, *, failed: bool, compiles: bool) -> Iterator[t
         found = sorted(found[:MOST_COMPILED], key=lambda each: bool(each[1].factors))
     # After a failure only the node's own types are conclusive.
     yield from ((model, trial) for model, trial in found if not trial.factors or not (failed and compiles))
+
+
+def _inside(variant: Variant) -> Variant:
+    """The variant with other nodes behind it: some providers treat a node before a graph output differently."""
+    return replace(variant, inner_outputs=frozenset(variant.node.output))
 
 
 def _value_kinds(node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto]) -> frozenset[str]:

@@ -141,7 +141,7 @@ class Lab:
         while answer is None and self._start():
             answer = self._ask(model, zeros, one_node, seconds)
             if answer is not None and answer.is_repeatable:
-                self.cache.put(key, answer)
+                self.cache[key] = answer
         return answer
 
     def _ask(self, model: bytes, zeros: int, one_node: bool, seconds: float) -> Placement | None:
@@ -199,27 +199,20 @@ def _last_line(lost: WorkerLostError) -> str:
 # --- stored answers ------------------------------------------------------------------------------------------------
 
 
-class Cache:
+class Cache(dict[str, Placement]):
     """Stored answers: a JSON file per ONNX Runtime build, provider, options and device; without a path, none."""
 
     def __init__(self, path: Path | None) -> None:
-        self.path, self.answers, self.changed = path, _read(path), False
-
-    def get(self, key: str) -> Placement | None:
-        """The answer for `key`, from this run or an earlier one."""
-        return self.answers.get(key)
-
-    def put(self, key: str, answer: Placement) -> None:
-        """Add an answer; `save` writes it to disk."""
-        self.answers[key], self.changed = answer, True
+        super().__init__(_read(path))
+        self.path, self._stored = path, len(self)
 
     def save(self) -> None:
         """Write new answers, merged with those of other processes."""
-        if self.path is None or not self.changed:
+        if self.path is None or len(self) == self._stored:
             return
         with suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            merged = {**_read(self.path), **self.answers}
+            merged = {**_read(self.path), **self}
             kept = {key: replace(each, cached=True) for key, each in list(merged.items())[-MOST_ANSWERS:]}
             replace_file(self.path, ANSWERS.dump_json(kept, exclude_defaults=True))
 

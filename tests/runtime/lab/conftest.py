@@ -73,7 +73,8 @@ class Bench:
 
     def lab(self, *, seconds: float = 60.0, cache: Cache | None = None, provider: str = "cuda") -> Lab:
         """A lab that has this much time."""
-        return Lab(Resolution(known_providers()[provider], "active"), cache or Cache(None), time.monotonic() + seconds)
+        stored = Cache(None) if cache is None else cache
+        return Lab(Resolution(known_providers()[provider], "active"), stored, time.monotonic() + seconds)
 
     def mode(self, name: str) -> None:
         """How the worker starts: refuse, abort, sleep."""

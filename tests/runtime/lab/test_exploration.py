@@ -41,17 +41,23 @@ def without_int64(model: onnx.ModelProto) -> Placement:
 
 
 class OptionLab(ScriptedLab):
-    """Supports every node with another value of an option. `asked`: the tested values."""
+    """Answers otherwise with another value of an option. `asked`: the tested values."""
 
-    def __init__(self, answer: Answer = without_int64, provider: Provider = WEBGPU, **options: str) -> None:
+    def __init__(
+        self,
+        answer: Answer = without_int64,
+        provider: Provider = WEBGPU,
+        answer_with: Answer = lambda _: Placement("supported"),
+        **options: str,
+    ) -> None:
         super().__init__(answer, Resolution(provider, "active", options=options))
-        self.asked: list[tuple[str, str]] = []
+        self.answer_with, self.asked = answer_with, list[tuple[str, str]]()
 
     def try_with(
         self, option: str, value: str, models: Sequence[onnx.ModelProto], *, one_node: bool = True
     ) -> list[Placement | None]:
         self.asked.append((option, value))
-        return [Placement("supported") for _ in models]
+        return [self.answer_with(model) for model in models]
 
 
 @pytest.fixture
@@ -89,6 +95,24 @@ def test_option_is_not_probed_if_already_set_or_irrelevant(graph: Graph) -> None
     irrelevant = OptionLab()
     explored(graph, "c", irrelevant)
     assert already_set.asked == irrelevant.asked == []
+
+
+def test_option_and_change_together_are_the_cause(cut) -> None:
+    """The provider supports other nodes of the operator, and this node with an option and without its attribute."""
+
+    def other_sizes(model: onnx.ModelProto) -> Placement:
+        sizes = [size.dim_value for size in model.graph.input[0].type.tensor_type.shape.dim]
+        return Placement("supported" if sizes == [3, 4, 5] else "rejected")
+
+    def without_attribute(model: onnx.ModelProto) -> Placement:
+        return Placement("rejected" if any(node.attribute for node in model.graph.node) else "supported")
+
+    wide = Option("wide", "bool", "0", "", probe_value=ProbeValue("1", operators=("Elu",)))
+    lab = OptionLab(other_sizes, replace(WEBGPU, options=(wide,)), without_attribute)
+    subject = explored(cut("g (float[2] x) => (float[2] y) {\n  [n] y = Elu<alpha=2.0>(x)\n}"), "n", lab)
+    found = conclusions(subject.probe(0, "n"))
+    assert [each.code for each in found] == ["option_needed", "attribute_unsupported"]
+    assert "with webgpu.wide=1 in place of webgpu.wide=0 and without alpha=2 the provider" in found[0].evidence
 
 
 def test_neighbourhoods_of_node_with_many_consumers_are_bounded(cut) -> None:

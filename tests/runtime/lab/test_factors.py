@@ -8,7 +8,7 @@ import pytest
 from partita.diagnosis.probe_conclusions import CAUSES
 from partita.observations.facts import OPTION
 from partita.runtime.lab.change import other_attributes
-from partita.runtime.lab.factors import FACTORS, combine_factors, further_pairs, single_changes
+from partita.runtime.lab.factors import FACTORS, MOST_PAIRS, pairs, single_changes
 from partita.runtime.lab.forms import forms
 from partita.runtime.lab.schema import operators
 from partita.runtime.lab.variant import Variant, fingerprint, variant_model
@@ -48,10 +48,11 @@ TEXTS = {
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_variations_are_distinct_and_do_not_modify_the_case(case, name):
+@pytest.mark.parametrize("in_version", [False, True])
+def test_variations_are_distinct_and_do_not_modify_the_case(case, name, in_version):
     plain = case(TEXTS[name], N=(2, 4))
     before = fingerprint(variant_model(plain))
-    found = [*single_changes(plain), *combine_factors(plain), *further_pairs(plain)]
+    found = [*single_changes(plain), *pairs(plain, in_version=in_version)]
     assert found and fingerprint(variant_model(plain)) == before
     for trial, changed in found:
         assert trial.change and changed.node.op_type == plain.node.op_type
@@ -70,6 +71,36 @@ def test_known_rank_keeps_declared_outputs(case):
     plain = case("g (float[] x) => (float[2,4] y) {\n  [n] y = Elu(x)\n}", x=(2, 4))
     (ranked,) = (changed for trial, changed in single_changes(plain) if trial.factor == "rank")
     assert ranked.declared == plain.declared != {}
+
+
+PAIRS = {
+    # Node, whether its version is supported, and a pair that comes early.
+    "removed and added attribute": (
+        "g (float[5,2,16] x, float[1,24,16] w, float[1,24,8] r) => (float[5,1,2,8] y) {\n"
+        "  [n] y = GRU<hidden_size=8, clip=3.0>(x, w, r)\n}",
+        True,
+        "linear_before_reset=1 in place of linear_before_reset=0 and without clip=3",
+    ),
+    "type and rank": (
+        "g (float[1,1,3,2,2] x, float[1,2,4,2,3] grid) => (float[A,B,C,D,E] y) {\n  [n] y = GridSample(x, grid)\n}",
+        True,
+        "float16 in place of float32 and 4 dimensions (sizes of an example) in place of 5",
+    ),
+    "older version without an attribute that it lacks": (
+        "g (float[1,4,8,8] x) => (float[A,B,C,D] y) {\n"
+        "  [n] y = AveragePool<kernel_shape=[2,2], dilations=[2,2]>(x)\n}",
+        False,
+        "AveragePool of opset 11 in place of 19 and without dilations=[2,2]",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_pairs_of_every_kind_are_among_the_first(case, name):
+    text, in_version, words = PAIRS[name]
+    plain = case(text)
+    invalid = {trial.change for trial, changed in single_changes(plain) if not opens(changed)}
+    assert words in [trial.change for trial, _ in pairs(plain, invalid, in_version=in_version)[:MOST_PAIRS]]
 
 
 def test_each_factor_belongs_to_a_single_reason(case):

@@ -136,7 +136,7 @@ def test_interrupted_lab_ends_its_process_and_saves_cache(bench, model, monkeypa
         here.try_all([model("one"), model("rejected")])
         raise KeyboardInterrupt
     assert not any(map(psutil.pid_exists, bench.notes("pids"))) and list(folder.iterdir()) == []
-    assert len(Cache(tmp_path / "answers.json").answers) == 3
+    assert len(Cache(tmp_path / "answers.json")) == 3
 
 
 # --- stored outcomes -------------------------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ STORED = Placement("supported", cached=True)
 
 def filled(path: Path) -> Cache:
     cache = Cache(path)
-    cache.put("node:a", Placement("supported"))
+    cache["node:a"] = Placement("supported")
     cache.save()
     return cache
 
@@ -171,9 +171,9 @@ def test_concurrent_saves_merge_outcomes(tmp_path):
     path = tmp_path / "answers.json"
     other = Cache(path)
     filled(path)
-    other.put("node:b", Placement("rejected", "no kernel"))
+    other["node:b"] = Placement("rejected", "no kernel")
     other.save()
-    assert Cache(path).answers == {"node:a": STORED, "node:b": Placement("rejected", "no kernel", cached=True)}
+    assert Cache(path) == {"node:a": STORED, "node:b": Placement("rejected", "no kernel", cached=True)}
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,7 @@ def test_unprobed_node_records_reason(model):
 
 def test_interrupted_probing_saves_completed_outcomes(model, scripted, monkeypatch, tmp_path):
     def interrupted(self, models, *, one_node=True):
-        self.cache.put("node:a", Placement("supported", ""))
+        self.cache["node:a"] = Placement("supported", "")
         raise KeyboardInterrupt
 
     monkeypatch.setattr(engine, "cache_for", lambda _: Cache(tmp_path / "answers.json"))
