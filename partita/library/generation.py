@@ -24,7 +24,7 @@ from partita.library.sampling import Sampling
 from partita.options.generation import SpeculationOptions
 from partita.partition_reports.cost import speculation_figures, step_times
 from partita.partition_reports.request_records import Speculation as SpeculationFigures
-from partita.runtime.generate.record import Step
+from partita.runtime.generate.record import Step, first_token_seconds
 
 SEVEREST: tuple[FinishReason, ...] = ("error", "interrupted", "cache_full", "length", "stop")
 """Finish reasons, the most severe first."""
@@ -241,11 +241,7 @@ class Generation:
     @property
     def speculation(self) -> SpeculationFigures | None:
         """Figures of speculative decoding so far; None where it is off."""
-        from partita.runtime.generate.run_facts import step_fact
-
-        return speculation_figures(
-            speculation_fact(self._speculation), [step_fact(step) for step in self.progress.steps]
-        )
+        return speculation_figures(speculation_fact(self._speculation), [step.fact for step in self.progress.steps])
 
     @property
     def finish_reason(self) -> FinishReason | None:
@@ -261,10 +257,7 @@ def timings(steps: Sequence[Step], rows: int) -> dict[str, Any]:
 
     `rows`: batch size.
     """
-    # Imports ONNX Runtime, which a process with packages in worker processes does not need.
-    from partita.runtime.generate.run_facts import first_token_seconds, step_fact
-
-    facts = [step_fact(step) for step in steps]
+    facts = [step.fact for step in steps]
     prefill, decode = (step_times(facts, phase, rows) for phase in PHASES)
     return {
         "prompt_tokens": sum(step.row_tokens for step in steps if step.phase == "prefill" and not step.is_repeated),
