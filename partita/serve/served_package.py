@@ -32,7 +32,7 @@ from partita.runtime.generate.checks import check_adapter
 from partita.runtime.generate.choice.sampling import TokenLogprobs
 from partita.runtime.generate.prefix_file import read_content
 from partita.runtime.generate.text.chat_templates import has_template
-from partita.runtime.generate.text.tokens import Text, load_text, stop_token_ids
+from partita.runtime.generate.text.tokens import load_text, stop_token_ids
 from partita.runtime.time_limit import LateError, in_time
 from partita.serve.metrics import Metrics
 

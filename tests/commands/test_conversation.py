@@ -66,7 +66,10 @@ def talk(tmp_path: Path) -> Iterator[Any]:
         engine = LocalEngine(folder, read_manifest(folder), where, observe=False)
         engines.append(engine)
         text: Any = Numbers(forgets=forgets)
-        options, lines = ChatCommand(folder, temperature=0.0, max_new_tokens=count), SimpleNamespace(typed=False)
+        options, lines = (
+            ChatCommand(package=folder, temperature=0.0, max_new_tokens=count),
+            SimpleNamespace(typed=False),
+        )
         engine.use_text(text)
         engine.open(BatchOptions())
         return Session(options, engine, text, [{"role": "system", "content": SYSTEM}], lines)  # type: ignore[arg-type]
