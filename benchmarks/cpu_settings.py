@@ -27,7 +27,7 @@ def turn(package: Path, options: dict[str, str], prompt: int, new_tokens: int) -
     from benchmarks.engine_steps import generate
     from partita.providers.resolve import parse_chain
     from partita.runtime.generate.choice.sampling import greedy
-    from partita.runtime.generate.run_facts import first_token_seconds
+    from partita.runtime.generate.record import first_token_seconds
     from partita.runtime.generate.runner import load_runner
 
     with load_runner(package, parse_chain("cpu"), options={"cpu": options}) as runner:

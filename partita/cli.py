@@ -53,10 +53,10 @@ verify | inspection:VerifyCommand | verify:run | Replay the known answer of a pa
 evaluate | inspection:EvaluateCommand | verify:evaluate | Measure the perplexity of a package and its source model.
     evaluate ./package-int4 --provider cpu
     evaluate ./package --json
-inspect | inspection:InspectCommand | inspection:inspect | Show the contents of a package, without running it.
+inspect | inspection:InspectCommand | place:inspect | Show the contents of a package, without running it.
     inspect ./package --against ./other-package
     inspect model.onnx --view markdown
-plan | inspection:PlanCommand | inspection:plan | Show whether a model fits a device, and how fast it is there.
+plan | inspection:PlanCommand | place:plan | Show whether a model fits a device, and how fast it is there.
     plan ./my-checkpoint --precision int4 --batch 4
     plan ./my-checkpoint --device h100 --batch 8 --json
 push | export:PushCommand | export:push | Upload a package to the Hugging Face hub.
@@ -74,10 +74,10 @@ support | placement:SupportCommand | place:support | Measure which operators a p
 bench | inspection:BenchCommand | verify:bench | Benchmark one prompt on several providers.
     bench ./package --providers webgpu cpu
     bench ./package --against ./package-int4 --provider cpu
-providers | inspection:ProvidersCommand | inspection:providers | Show which execution providers run on this machine.
+providers | inspection:ProvidersCommand | place:providers | Show which execution providers run on this machine.
     providers --json
     providers --view markdown
-doctor | inspection:DoctorCommand | inspection:doctor | Show versions, hardware and providers, for a bug report.
+doctor | inspection:DoctorCommand | place:doctor | Show versions, hardware and providers, for a bug report.
     doctor
     doctor --json
 """)

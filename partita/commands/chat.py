@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,15 +19,15 @@ from partita.errors import INTERRUPTED, PartitaError, UsageError
 from partita.files import Output, cache_folder, reserve
 from partita.library.chain import read_chain
 from partita.library.engine.base import Engine, ReportRequest
-from partita.library.engine.requests import Ticket
-from partita.library.generation import Conversation, sampling_options
-from partita.options.fields import input_paths, path_of
+from partita.library.engine.requests import Ticket, Work
+from partita.library.generation import sampling_options
+from partita.options.fields import MAX_SEED, input_paths, path_of
 from partita.options.generation import ChatCommand
 from partita.partition_reports.outcome import FEW_STEPS, TOO_FEW
 from partita.remedies import Remedy
 from partita.runtime.generate.prefix_file import read_content, system_of
 from partita.runtime.generate.text.chat_templates import Message, has_template
-from partita.runtime.generate.text.tokens import stop_token_ids
+from partita.runtime.generate.text.tokens import Text, stop_token_ids
 from partita.signals import PRESSED_SECONDS
 from partita.untrusted_files import parsed_record, read_capped
 
@@ -69,18 +70,9 @@ def run(given: ChatCommand) -> int:
         text = model.tokenizer
         assert text is not None
         text.encode_messages([*messages, {"role": "user", "content": "a"}])  # rejected before the first message
-        engine = open_batch(options, model)
-        conversation = Conversation(
-            engine,
-            text,
-            options.sampling,
-            messages=messages,
-            stop=options.stop,
-            stop_ids=sorted(stop_token_ids(package)),
-            on_text=write_stdout,
-        )
+        session = Session(options, open_batch(options, model), text, messages, open_lines())
         print_notes(target, model)
-        return Session(options, engine, conversation, open_lines()).run()
+        return session.run()
 
 
 def _begin(options: ChatCommand) -> list[Message]:
@@ -116,15 +108,21 @@ def read_conversation(file: Path) -> list[Message]:
 
 
 class Session:
-    """A chat session: messages, completions and commands."""
+    """A chat session: messages, completions and commands.
+
+    The template renders all messages in every turn; the prefix cache has most of their tokens.
+    """
 
     def __init__(
-        self, options: ChatCommand, engine: Engine, conversation: Conversation, lines: TypedLines | PipedLines
+        self, options: ChatCommand, engine: Engine, text: Text, messages: list[Message], lines: TypedLines | PipedLines
     ) -> None:
-        self.options, self.engine, self.conversation, self.lines = options, engine, conversation, lines
+        """`messages`: earlier messages. Each turn has its own seed, derived from that of `options`."""
+        self.options, self.engine, self.text, self.messages, self.lines = options, engine, text, messages, lines
+        self.turns = 0
         self.last: Ticket | None = None
         self._generated = False
         """A completion of the session has tokens."""
+        self._stop_ids = tuple(sorted(stop_token_ids(Path(options.package))))
 
     def run(self) -> int:
         """Answer messages until the input ends, and return the exit code. On a terminal an error is printed and the
@@ -159,17 +157,35 @@ class Session:
         return 0
 
     def _answer(self, message: str) -> int:
-        """Generate a completion and print it token by token. Ctrl-C ends it."""
-        ticket = self.last = self.conversation.ask(message)
+        """Generate a completion and print it token by token. Ctrl-C ends it.
+
+        Raises GenerationError, without a change, for a message that the template rejects and for a conversation longer
+        than the cache. A message without any answer is removed.
+        """
+        messages, sampling = [*self.messages, {"role": "user", "content": message}], self.options.sampling
+        if sampling.seed is not None:
+            sampling = replace(sampling, seed=(sampling.seed + self.turns) & MAX_SEED)
+        tokens = tuple(self.text.encode_messages(messages))
+        work = Work(tokens, sampling, tuple(self.options.stop), self._stop_ids)
+        ticket = self.last = self.engine.submit(work, lambda _, piece: write_stdout(piece.text))
+        self.turns += 1
         with ctrl_c_ends(ticket):
             try:
-                self.conversation.finish()
+                while ticket.state != "finished":
+                    self.engine.step()
             finally:
+                answer = ticket.result
+                if answer.text or answer.finish_reason in ("stop", "length", "cache_full"):
+                    self.messages = [*messages, {"role": "assistant", "content": answer.text}]
+                if ticket.state != "finished":  # interrupted before it had a row, so nothing will finish it
+                    ticket.cancel()
                 self._generated = self._generated or ticket.first_token is not None
                 write_stdout("\n")
+        if ticket.error is not None:
+            raise ticket.error
         if self.lines.typed:
             note(self._figures(ticket))
-        return INTERRUPTED if ticket.result.finish_reason == "interrupted" else 0
+        return INTERRUPTED if answer.finish_reason == "interrupted" else 0
 
     def _figures(self, ticket: Ticket) -> str:
         """A line about a completion: duration, speed and used cache."""
@@ -195,10 +211,10 @@ class Session:
                     note(f"{name:<9} {help_text}")
                 note(KEYS)
             case "/reset":
-                self.conversation.reset()
+                self._reset()
                 note("started a new conversation")
             case "/system":
-                self.conversation.reset(rest)
+                self._reset(rest)
                 note(f"started a new conversation {'with this' if rest else 'without a'} system message")
             case "/save":
                 self._save(rest)
@@ -209,16 +225,28 @@ class Session:
                     f"{word} is not a command; /help lists the commands, and // sends a message that starts with /"
                 )
 
+    def _reset(self, system: str | None = None) -> None:
+        """Begin again: with this system message, with the current one (None), or without one (empty).
+
+        Raises GenerationError, without a change, if the template rejects it.
+        """
+        messages = [message for message in self.messages[:1] if message["role"] == "system"]
+        if system is not None:
+            messages = [{"role": "system", "content": system}] if system else []
+        if system:
+            self.text.encode_messages([*messages, {"role": "user", "content": "1"}])
+        self.messages = messages
+
     def _save(self, rest: str) -> None:
         file = self._file(rest, "conversation", "/save")
         texts = {
             "schema": SCHEMA,
             "package": str(self.options.package),
             "sampling": self.options.sampling.figures(),
-            "messages": self.conversation.messages,
+            "messages": self.messages,
         }
         file.write(json.dumps(texts, ensure_ascii=False, indent=1) + "\n")
-        note(f"conversation: {file.path} ({len(self.conversation.messages)} messages)")
+        note(f"conversation: {file.path} ({len(self.messages)} messages)")
 
     def _report(self, rest: str) -> None:
         from partita.partition_reports import storage

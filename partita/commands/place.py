@@ -1,24 +1,34 @@
-"""`partita place`, `drift` and `support`: where nodes run and why, which are wrong, and which a provider can run.
+"""`partita place`, `drift`, `support`, `inspect`, `plan`, `providers` and `doctor`: a model, and this machine.
 
 A result is printed and written first; then a failed run, a limit or a tolerance, or Ctrl-C ends the command.
 """
 
 from __future__ import annotations
 
+import os
+import platform
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 
-from partita.commands.arguments import prepare, reserve_report, show_and_write
-from partita.commands.terminal import TERMINAL, note, print_target_notes
-from partita.errors import INTERRUPTED, ParityError, ProviderError, UsageError
+from partita.commands.arguments import Showing, Stdout, prepare, reserve_report, show_and_write
+from partita.commands.results import DoctorResult
+from partita.commands.terminal import TERMINAL, Bars, note, print_record, print_target_notes, write_stdout
+from partita.errors import INTERRUPTED, ParityError, ProviderError, ReportCheckError, UsageError
 from partita.library.chain import not_used
 from partita.library.drifting import measure_drift, read_sides
+from partita.library.inspecting import run_inspection
 from partita.library.place.placement import place_model, read_place
 from partita.library.place.support import measure_support
+from partita.library.place.support import providers as check_providers
 from partita.library.run_report import limits_error
 from partita.options.fields import input_paths
+from partita.options.inspection import DoctorCommand, InspectCommand, PlanCommand, ProvidersCommand
 from partita.options.placement import DriftCommand, PlaceCommand, SupportCommand
+from partita.options.reports import DiffCommand
 from partita.partition_reports.render.show import REPORT_VIEWS, load_view
+from partita.runtime.cpu import cpu_name
+from partita.runtime.machine import PACKAGES
 
 
 def run(options: PlaceCommand) -> int:
@@ -73,3 +83,54 @@ def support(options: SupportCommand) -> int:
     found, interrupted = measure_support(options, TERMINAL)
     showing.show(found)
     return INTERRUPTED if interrupted else 0
+
+
+def doctor(options: DoctorCommand) -> None:
+    """Collect the facts and print them. Imports none of the packages whose versions it prints."""
+    result = DoctorResult(
+        python=platform.python_version(),
+        operating_system=platform.platform(),
+        cpu=cpu_name(),
+        logical_cores=os.cpu_count() or 1,
+        packages={name: found.version for name in PACKAGES for found in [*metadata.distributions(name=name)][:1]},
+        machine=check_providers(provider_libraries=options.provider_libraries or {}),
+    )
+    if options.as_json:
+        print_record(result)
+        return
+    facts = {
+        "partita": result.machine.partita_version,
+        "python": result.python,
+        "system": result.operating_system,
+        "cpu": f"{result.cpu}, {result.logical_cores} logical cores",
+        **dict.fromkeys(PACKAGES, "not installed"),
+        **result.packages,
+    }
+    wide = max(map(len, facts))
+    write_stdout("".join(f"{name:<{wide}}  {value}\n" for name, value in facts.items()) + "\n")
+    Showing(load_view("text", ProvidersCommand.VIEWS), Stdout()).show(result.machine)
+
+
+def plan(options: PlanCommand) -> None:
+    """Plan and show. Then raises ReportCheckError if the model does not fit."""
+    from partita.capacity.records import headline, largest
+    from partita.library.planning import make_plan
+
+    showing = prepare(options)
+    with Bars() as bars:
+        found = make_plan(options, bars, TERMINAL)
+    showing.show(found)
+    if not found.fits:
+        raise ReportCheckError(f"{found.model}: {headline(found)}; largest that fit: {largest(found)}")
+
+
+def inspect(options: InspectCommand) -> None:
+    """Inspect and show. Problems of the folder are findings, not errors. Raises UsageError, PackageError."""
+    showing = prepare(options, "" if options.against is None else DiffCommand.VIEWS)
+    showing.show(run_inspection(options))
+
+
+def providers(options: ProvidersCommand) -> None:
+    """Check every provider and show the results. Raises UsageError for an unusable library."""
+    showing = prepare(options)
+    showing.show(check_providers(provider_libraries=options.provider_libraries or {}, measure=options.measure))

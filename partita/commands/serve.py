@@ -41,7 +41,7 @@ def run(options: ServeCommand) -> int:
     from partita.serve.app import model_names
     from partita.serve.metrics import Metrics
     from partita.serve.run import Server, bind, is_loopback, url_of
-    from partita.serve.served_package import adapters_of, open_served
+    from partita.serve.served_package import ServedPackage, adapters_of
 
     names = _names(options)
     packages = [package_of(model, options) for model in options.packages]
@@ -58,7 +58,7 @@ def run(options: ServeCommand) -> int:
             print_note(f"{options.host} is reachable from other machines and no API key is set; set one with --api-key")
         for name, package, manifest, prefix in zip(names, packages, manifests, prefixes, strict=True):
             given = (name, package, manifest, target, options, metrics)
-            models[name] = open_served(*given, log=_print_line, audience=TERMINAL, prefix=prefix)
+            models[name] = ServedPackage(*given, log=_print_line, audience=TERMINAL, prefix=prefix)
             stack.callback(models[name].stop)
         ready = lambda: _print_ready(url, models, as_json=options.as_json)  # noqa: E731
         return Server(models, options, metrics, listening, ready=ready, log=_print_line).run_until_signal()

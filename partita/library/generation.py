@@ -1,10 +1,10 @@
-"""The completions of one call, an iterator of steps with the output of each prompt; and of a chat, turn by turn."""
+"""The completions of one call: an iterator of steps with the output of each prompt."""
 
 from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
@@ -21,13 +21,10 @@ from partita.library.engine.requests import (
     speculation_fact,
 )
 from partita.library.sampling import Sampling
-from partita.options.fields import MAX_SEED
 from partita.options.generation import SpeculationOptions
 from partita.partition_reports.cost import speculation_figures, step_times
 from partita.partition_reports.request_records import Speculation as SpeculationFigures
-from partita.runtime.generate.record import Step
-from partita.runtime.generate.text.chat_templates import Message
-from partita.runtime.generate.text.tokens import Text
+from partita.runtime.generate.record import Step, first_token_seconds
 
 SEVEREST: tuple[FinishReason, ...] = ("error", "interrupted", "cache_full", "length", "stop")
 """Finish reasons, the most severe first."""
@@ -244,11 +241,7 @@ class Generation:
     @property
     def speculation(self) -> SpeculationFigures | None:
         """Figures of speculative decoding so far; None where it is off."""
-        from partita.runtime.generate.run_facts import step_fact
-
-        return speculation_figures(
-            speculation_fact(self._speculation), [step_fact(step) for step in self.progress.steps]
-        )
+        return speculation_figures(speculation_fact(self._speculation), [step.fact for step in self.progress.steps])
 
     @property
     def finish_reason(self) -> FinishReason | None:
@@ -259,96 +252,12 @@ class Generation:
         return self.progress.finish_reason
 
 
-class Conversation:
-    """The messages so far. One thread uses it and steps the engine.
-
-    The template renders all messages in every turn; the prefix cache has most of their tokens.
-    """
-
-    def __init__(
-        self,
-        engine: Engine,
-        text: Text,
-        sampling: Sampling,
-        *,
-        messages: Sequence[Message] = (),
-        stop: Sequence[str] = (),
-        stop_ids: Sequence[int] = (),
-        on_text: Callable[[str], object] | None = None,
-    ) -> None:
-        """`sampling`: with all values set; each turn has its own seed derived from it. `messages`: earlier messages.
-        `on_text` is called with the text of an answer as it is generated."""
-        self._engine, self._text, self._sampling, self._on_text = engine, text, sampling, on_text
-        self._stop, self._stop_ids = tuple(stop), tuple(stop_ids)
-        self.messages: list[Message] = list(messages)
-        self.turns = 0
-        self._ticket: Ticket | None = None
-        """The request of the last turn."""
-
-    def ask(self, message: str) -> Ticket:
-        """Begin the answer to a user message; `finish` steps to its end.
-
-        Raises GenerationError, without a change, for a message that the template rejects and for a conversation longer
-        than the cache. Raises UsageError without a chat template.
-        """
-        messages = [*self.messages, {"role": "user", "content": message}]
-        tokens = tuple(self._text.encode_messages(messages))
-        seed = self._sampling.seed
-        sampling = self._sampling if seed is None else replace(self._sampling, seed=(seed + self.turns) & MAX_SEED)
-        self._ticket = self._engine.submit(Work(tokens, sampling, self._stop, self._stop_ids), self._receive)
-        self.turns += 1
-        self.messages = messages
-        return self._ticket
-
-    def finish(self) -> Ticket:
-        """Step until the answer is complete, and add it to the conversation.
-
-        Raises the error that ended it; a message without any answer is removed from the conversation then.
-        """
-        ticket = self._ticket
-        assert ticket is not None
-        try:
-            while ticket.state != "finished":
-                self._engine.step()
-        finally:
-            answer = ticket.result
-            if answer.text or answer.finish_reason in ("stop", "length", "cache_full"):
-                self.messages.append({"role": "assistant", "content": answer.text})
-            else:
-                self.messages.pop()
-            if ticket.state != "finished":  # interrupted before it had a row, so nothing will finish it
-                ticket.cancel()
-                self._ticket = None
-        if ticket.error is not None:
-            raise ticket.error
-        return ticket
-
-    def reset(self, system: str | None = None) -> None:
-        """Begin again: with this system message, with the current one (None), or without one (empty).
-
-        Raises GenerationError, without a change, if the template rejects it.
-        """
-        messages = [message for message in self.messages[:1] if message["role"] == "system"]
-        if system:
-            messages = [{"role": "system", "content": system}]
-            self._text.encode_messages([*messages, {"role": "user", "content": "1"}])
-        self.messages = [] if system == "" else messages
-        self._ticket = None
-
-    def _receive(self, ticket: Ticket, piece: RequestOutput) -> None:
-        if self._on_text is not None and piece.text:
-            self._on_text(piece.text)
-
-
 def timings(steps: Sequence[Step], rows: int) -> dict[str, Any]:
     """Speed of a generation, as in the report: profiled steps are left out if there are others.
 
     `rows`: batch size.
     """
-    # Imports ONNX Runtime, which a process with packages in worker processes does not need.
-    from partita.runtime.generate.run_facts import first_token_seconds, step_fact
-
-    facts = [step_fact(step) for step in steps]
+    facts = [step.fact for step in steps]
     prefill, decode = (step_times(facts, phase, rows) for phase in PHASES)
     return {
         "prompt_tokens": sum(step.row_tokens for step in steps if step.phase == "prefill" and not step.is_repeated),

@@ -17,12 +17,13 @@ from partita.check.requirements import Limits
 from partita.foreign.folder import Choice
 from partita.library.api import QUIET, Audience
 from partita.library.chain import Target
-from partita.library.engine.base import Engine, ReportRequest, Restarts
+from partita.library.engine.base import ReportRequest, Restarts
 from partita.library.engine.requests import RequestOutput, Ticket, Work, check_speculation
 from partita.library.loading import open_engine, opened_notes
 from partita.library.run_report import limits_error
 from partita.library.sampling import CHECKPOINT, Suggestion, suggestion
 from partita.observations.text_format import plural
+from partita.options.fields import group
 from partita.options.generation import BatchOptions, Sampling, ServeCommand
 from partita.options.groups import Process
 from partita.package.folder import Manifest, not_exported
@@ -31,7 +32,7 @@ from partita.runtime.generate.checks import check_adapter
 from partita.runtime.generate.choice.sampling import TokenLogprobs
 from partita.runtime.generate.prefix_file import read_content
 from partita.runtime.generate.text.chat_templates import has_template
-from partita.runtime.generate.text.tokens import Text, load_text, stop_token_ids
+from partita.runtime.generate.text.tokens import load_text, stop_token_ids
 from partita.runtime.time_limit import LateError, in_time
 from partita.serve.metrics import Metrics
 
@@ -72,35 +73,44 @@ class Delivery(NamedTuple):
 
 
 class ServedPackage:
-    """One package under its name. `start` it before the first request, `stop` it after the last."""
+    """One package under its name, from its opening until `stop`."""
 
     def __init__(
         self,
         name: str,
-        engine: Engine,
-        text: Text,
+        folder: Path,
+        manifest: Manifest,
+        target: Target,
         options: ServeCommand,
-        batch: BatchOptions,
         metrics: Metrics,
+        *,
         log: Callable[[str], object],
+        audience: Audience = QUIET,
+        prefix: Path | None = None,
+        process: Process = "auto",
     ) -> None:
-        """`log` is called with a line for the operator.
+        """Open a package, generate a few tokens with it, and start serving it.
 
-        Raises UsageError for a chunk out of range, GenerationError for a prefix of another package.
+        `log` is called with lines for the operator. `prefix`: a prefix file for prompts that begin with it. Raises
+        PackageError, also without a tokenizer; ProviderError when the chain is not honoured or limits are exceeded;
+        GenerationError for a prefix of another package; ResourceError, UsageError.
         """
-        manifest = engine.manifest
-        self.name, self.folder, self.text = name, engine.folder, text
+        known = 0 if prefix is None else len(read_content(prefix).tokens)  # a bad file fails before the package loads
+        batch = replace(group(options, BatchOptions), prefix=None if prefix is None else prefix.absolute())
+        check_adapter(folder, manifest, batch.adapter)
+        check_speculation(folder, manifest, batch)
+        self.text = load_text(folder, manifest.tokenizer, manifest.graph.max_length, takes_ids=False)
+        self.text.encode("hello")  # initialises the tokenizer before two threads use it
+        self.name, self.folder = name, folder
         self.max_length, self.vocab_size = manifest.graph.max_length, manifest.graph.vocab_size
-        self.stop_ids, self.has_template = stop_token_ids(engine.folder), has_template(engine.folder)
-        self.suggests = suggestion(engine.folder) if options.source == CHECKPOINT else DEFAULTS
+        self.stop_ids, self.has_template = stop_token_ids(folder), has_template(folder)
+        self.suggests = suggestion(folder) if options.source == CHECKPOINT else DEFAULTS
         """Sampling options that a request does not set."""
         self.adapters = adapters_of(manifest)
-        self.fingerprint = _fingerprint(manifest, engine.target)
+        self.fingerprint = _fingerprint(manifest, target)
         self.created = int(time.time())
-        self._engine, self._limits, self._metrics, self._log = engine, Limits.of(options), metrics, log
+        self._limits, self._metrics, self._log = Limits.of(options), metrics, log
         self._tokens = metrics.of_model(name)
-        engine.use_text(text)
-        engine.open(batch)
         self.encoder = ThreadPoolExecutor(1, f"encode-{name}")
         """Thread for tokenizing prompts, because transformers' tokenizers are not thread-safe."""
         self.unread = 0
@@ -114,6 +124,22 @@ class ServedPackage:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._deliveries: list[Delivery] = []
         """Pieces of the current step."""
+        with audience.busy(f"opening {name}"):
+            self._engine = engine = open_engine(folder, manifest, target, Choice.of(options), process=process)
+        try:
+            for line in opened_notes(target, engine.opened, manifest):
+                audience.note(line)
+            if lacks := not_exported(manifest.source.unused):
+                audience.note(f"not in the package: {lacks}")
+            engine.use_text(self.text)
+            engine.open(batch)
+            if known:
+                audience.note(f"prompts that begin with the {plural(known, 'token')} of {prefix} reuse its states")
+            with audience.busy(f"first run of {name}"):
+                self._start(options.probe_seconds)
+        except BaseException:
+            engine.close()
+            raise
 
     @property
     def slots(self) -> int:
@@ -130,7 +156,7 @@ class ServedPackage:
         """False after the package's process was lost and could not be restarted."""
         return self._engine.is_running
 
-    def start(self, probe_seconds: float) -> None:
+    def _start(self, probe_seconds: float) -> None:
         """Generate a few tokens, and one with each adapter to detect damaged files; build the report, with experiments
         of at most `probe_seconds`, and start the thread.
 
@@ -266,55 +292,6 @@ class ServedPackage:
         for error in {id(ticket.error): ticket.error for ticket in ended}.values():
             with suppress(Exception):  # the line cannot be written
                 self._log(f"{self.name}: {error}")
-
-
-def open_served(
-    name: str,
-    folder: Path,
-    manifest: Manifest,
-    target: Target,
-    options: ServeCommand,
-    metrics: Metrics,
-    *,
-    log: Callable[[str], object],
-    audience: Audience = QUIET,
-    prefix: Path | None = None,
-    process: Process = "auto",
-) -> ServedPackage:
-    """Open a package, generate a few tokens with it, and start serving it.
-
-    `log` is called with lines for the operator. `prefix`: a prefix file for prompts that begin with it. Raises
-    PackageError, also without a tokenizer; ProviderError when the chain is not honoured or limits are exceeded;
-    GenerationError for a prefix of another package; ResourceError, UsageError.
-    """
-    known = 0 if prefix is None else len(read_content(prefix).tokens)  # an invalid file fails before the package loads
-    batch = BatchOptions(
-        speculate=options.speculate,
-        draft=options.draft,
-        prefill_chunk=options.prefill_chunk,
-        adapter=options.adapter,
-        prefix=None if prefix is None else prefix.absolute(),
-    )
-    check_adapter(folder, manifest, batch.adapter)
-    check_speculation(folder, manifest, batch)
-    text = load_text(folder, manifest.tokenizer, manifest.graph.max_length, takes_ids=False)
-    text.encode("hello")  # initialises the tokenizer before two threads use it
-    with audience.busy(f"opening {name}"):
-        engine = open_engine(folder, manifest, target, Choice.of(options), process=process)
-    try:
-        for line in opened_notes(target, engine.opened, manifest):
-            audience.note(line)
-        if lacks := not_exported(manifest.source.unused):
-            audience.note(f"not in the package: {lacks}")
-        served = ServedPackage(name, engine, text, options, batch, metrics, log)
-        if known:
-            audience.note(f"prompts that begin with the {plural(known, 'token')} of {prefix} reuse its states")
-        with audience.busy(f"first run of {name}"):
-            served.start(options.probe_seconds)
-    except BaseException:
-        engine.close()
-        raise
-    return served
 
 
 def adapters_of(manifest: Manifest) -> tuple[str, ...]:

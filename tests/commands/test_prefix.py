@@ -12,9 +12,9 @@ import pytest
 
 from partita.cli import run
 from partita.commands.chat import SCHEMA as SCHEMA_OF_CHAT
+from partita.commands.chat import Session
 from partita.library.engine.local import LocalEngine
 from partita.library.engine.requests import Ticket
-from partita.library.generation import Conversation
 from partita.runtime.generate.prefix_file import read_content
 from partita.runtime.generate.prefixes import LEAST_TOKENS
 from tests.commands.test_chat import piped
@@ -146,14 +146,15 @@ def chat(monkeypatch: pytest.MonkeyPatch, text: str, *words: object) -> int:
 
 def test_chat_command_starts_with_system_prefix(package, long, tmp_path, capsys, monkeypatch):
     found: list[int] = []
-    finish = Conversation.finish
+    answer = Session._answer
 
-    def told(conversation: Conversation) -> Any:
-        ticket = finish(conversation)
-        found.append(ticket.prefilled_tokens)
-        return ticket
+    def told(session: Session, message: str) -> int:
+        code = answer(session, message)
+        assert session.last is not None
+        found.append(session.last.prefilled_tokens)
+        return code
 
-    monkeypatch.setattr(Conversation, "finish", told)
+    monkeypatch.setattr(Session, "_answer", told)
     said = tmp_path / "said.json"
     begins = {"schema": SCHEMA_OF_CHAT, "messages": [{"role": "system", "content": LONG}]}
     said.write_text(json.dumps(begins), encoding="utf-8")

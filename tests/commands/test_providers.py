@@ -16,7 +16,7 @@ from rich.console import Console
 
 from partita import extras
 from partita.cli import run
-from partita.commands import inspection
+from partita.commands import place
 from partita.errors import UsageError
 from partita.machine import EnvironmentFinding, MachineReport, ProviderEntry
 from partita.options.inspection import ProvidersCommand
@@ -76,12 +76,12 @@ def test_provider_table_fits_80_columns_without_colour(machine):
 def test_providers_json_matches_published_schema(capsys, monkeypatch, machine):
     monkeypatch.setattr("partita.runtime.machine.describe_machine", lambda extra: machine)
     monkeypatch.setattr("partita.library.planning.stored_rates", lambda: None)
-    inspection.providers(ProvidersCommand(as_json=True))
+    place.providers(ProvidersCommand(as_json=True))
     printed = json.loads(capsys.readouterr().out)
     jsonschema.validate(printed, json.loads(SCHEMA.read_text(encoding="utf-8")))
     assert printed["schema"] == "partita.providers/1"
     assert MachineReport.model_validate(printed) == machine
-    inspection.providers(ProvidersCommand())
+    place.providers(ProvidersCommand())
     captured = capsys.readouterr()
     assert captured.out.startswith("usable: ") and captured.err == ""
 
@@ -117,7 +117,7 @@ def test_doctor_does_not_import_heavy_libraries():
 def test_missing_provider_library_is_rejected_before_probing(monkeypatch):
     monkeypatch.setattr("partita.runtime.machine.describe_machine", lambda extra: pytest.fail("it was tried"))
     with pytest.raises(UsageError, match="does not exist"):
-        inspection.providers(ProvidersCommand(provider_libraries={"x": "/no/such/library.so"}))
+        place.providers(ProvidersCommand(provider_libraries={"x": "/no/such/library.so"}))
 
 
 @pytest.mark.parametrize(

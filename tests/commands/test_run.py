@@ -160,7 +160,7 @@ def test_model_commands_share_cached_export(cache, exported, capsys, monkeypatch
         served.append(package)
         raise UsageError(name)
 
-    monkeypatch.setattr("partita.serve.served_package.open_served", refuse)
+    monkeypatch.setattr("partita.serve.served_package.ServedPackage", refuse)
     assert run(["serve", *map(str, (*model, exported)), "--provider", "cpu", "--port", "0"]) == 2
     assert "checkpoint" in capsys.readouterr().err
     (package,) = cache.glob("[!.]*")

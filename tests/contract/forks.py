@@ -20,7 +20,7 @@ from typing import Any
 
 from tests.planted.batch import IMPORTED, IN_PLACING, Forked, begin, load, outcome
 
-VERBS = ("generate", "verify", "inspection", "report", "place")
+VERBS = ("generate", "verify", "report", "place")
 LOADED = (*IMPORTED, *IN_PLACING, "partita.library.engine.worker_loop", *(f"partita.commands.{verb}" for verb in VERBS))
 LIBRARIES = "LD_LIBRARY_PATH"
 """The loader reads it when a program starts."""

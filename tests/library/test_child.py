@@ -70,6 +70,7 @@ def test_ctrl_c_interrupts_only_current_generation(lasting, monkeypatch):
     expected = model.generate(PROMPT, max_new_tokens=4, stop_token_ids=()).run().tokens
     generation = model.generate(PROMPT, max_new_tokens=50, stop_token_ids=())
     next(generation)
+    generation.progress.ready.clear()  # the worker may have sent several steps at once
     with monkeypatch.context() as patch:
         patch.setattr("partita.library.engine.remote._Inbox.get", press_ctrl_c)
         with pytest.raises(KeyboardInterrupt):

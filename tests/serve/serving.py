@@ -21,7 +21,7 @@ from partita.options.groups import Process
 from partita.package.folder import read_manifest
 from partita.serve.metrics import Metrics
 from partita.serve.run import Server, bind, url_of
-from partita.serve.served_package import ServedPackage, open_served
+from partita.serve.served_package import ServedPackage
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 LONG: dict[str, Any] = {"model": "tiny", "prompt": "return", "max_tokens": 120, "temperature": 0, "ignore_eos": True}
@@ -83,7 +83,7 @@ def running(
         models = {}
         for name, package in packages.items():
             common = (read_manifest(package), target, given, metrics)
-            models[name] = open_served(name, package, *common, log=log.append, prefix=prefix, process=process)
+            models[name] = ServedPackage(name, package, *common, log=log.append, prefix=prefix, process=process)
             stack.callback(models[name].stop)
         server = Server(models, given, metrics, listening, ready=listens.set, log=log.append)
         thread = threading.Thread(target=server.run, args=([listening],))

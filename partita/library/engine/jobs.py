@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
 from partita.errors import PartitaError, ProviderError, ResourceError
@@ -76,8 +76,7 @@ class AudienceEvents:
     """Passes the events of a worker's `pushing_audience` to an audience in this process."""
 
     def __init__(self, audience: Audience) -> None:
-        self._audience = audience
-        self._busy: AbstractContextManager[object] | None = None
+        self._audience, self._busy = audience, ExitStack()
 
     def __call__(self, event: Event) -> None:
         """Pass on an event."""
@@ -87,14 +86,11 @@ class AudienceEvents:
             return
         self.end()
         if text is not None:
-            self._busy = self._audience.busy(text)
-            self._busy.__enter__()
+            self._busy.enter_context(self._audience.busy(text))
 
     def end(self) -> None:
         """End the long operation."""
-        busy, self._busy = self._busy, None
-        if busy is not None:
-            busy.__exit__(None, None, None)
+        self._busy.close()
 
 
 def pushing_audience(channel: Channel) -> Audience:

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from partita.observations.facts import NodeEvent, ProviderFacts, RunWindow, SessionFacts
+from partita.observations.facts import NodeEvent, ProviderFacts, RunWindow, SessionFacts, StepFact
 from partita.package.contract import PhaseName
 from partita.providers.resolve import Resolution
 from partita.runtime.generate.choice.sampling import TokenLogprobs
@@ -148,6 +148,23 @@ class Step(NamedTuple):
     """Log-probabilities of the new tokens of each row that requested them; () without any."""
     prefix_tokens: tuple[int, ...] = ()
     """Prompt tokens of each row that were in the prefix cache, since the previous step; () without any."""
+
+    @property
+    def fact(self) -> StepFact:
+        """The step as a fact."""
+        others = (each.name for each in fields(StepFact) if each.name not in ("tokens", "seconds"))
+        named = {name: getattr(self, name) for name in others}
+        return StepFact(tokens=self.new_tokens, seconds=self.run_seconds, **named)
+
+
+def first_token_seconds(steps: Sequence[Step]) -> float | None:
+    """Time from the start of the generation to the first new token of any row; None without one."""
+    seconds = 0.0
+    for step in steps:
+        seconds += step.run_seconds + step.overhead_seconds
+        if any(step.tokens):
+            return seconds
+    return None
 
 
 KEPT_STEPS = 512

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from partita.observations.facts import GraphNode, PortFact, RunFacts, RunWindow, SessionFacts, StepFact
+from partita.observations.facts import GraphNode, PortFact, RunFacts, RunWindow, SessionFacts
 from partita.observations.text_format import human_bytes, plural
 from partita.process import peak_rss_bytes
 from partita.runtime.generate.bound_graph import BoundGraph, LoadedGraph
-from partita.runtime.generate.record import Step, session_facts
+from partita.runtime.generate.record import Step, first_token_seconds, session_facts
 from partita.runtime.generate.request import Finish
 from partita.runtime.generate.runner import Runner
 from partita.runtime.ort.buffers import HOST_MEMORY
@@ -40,7 +40,7 @@ def run_facts(runner: Runner, notes: Sequence[str] = ()) -> RunFacts:
     return RunFacts(
         sessions=sessions,
         states=tuple(store.fact() for store in runner.cache.stores),
-        steps=tuple(step_fact(step) for step in steps),
+        steps=tuple(step.fact for step in steps),
         memory=memory.model_copy(update={"cache_bytes": cache_bytes, "peak_rss_bytes": peak}),
         tokenizer_load_seconds=0.0,
         first_token_seconds=first_token_seconds(steps),
@@ -121,22 +121,6 @@ def _port_facts(entry: LoadedGraph, feed: BoundGraph, wanted: dict[str, str]) ->
         # Adapter inputs are copied to the device when bound, not in a run.
         if name in wanted and name not in of_adapters
     )
-
-
-def step_fact(step: Step) -> StepFact:
-    """A step as a fact."""
-    named = {each.name: getattr(step, each.name) for each in fields(StepFact) if each.name not in ("tokens", "seconds")}
-    return StepFact(tokens=step.new_tokens, seconds=step.run_seconds, **named)
-
-
-def first_token_seconds(steps: Sequence[Step]) -> float | None:
-    """Time from the start of the generation to the first new token of any row; None without one."""
-    seconds = 0.0
-    for step in steps:
-        seconds += step.run_seconds + step.overhead_seconds
-        if any(step.tokens):
-            return seconds
-    return None
 
 
 def _new_tokens(steps: Sequence[Step]) -> int:
