@@ -24,7 +24,7 @@ from partita.library.sampling import Sampling
 from partita.options.fields import MAX_SEED
 from partita.options.generation import SpeculationOptions
 from partita.partition_reports.cost import speculation_figures, step_times
-from partita.partition_reports.request_records import Speculation as SpeculationFigures
+from partita.partition_reports.records import Speculation as SpeculationFigures
 from partita.runtime.generate.record import Step
 from partita.runtime.generate.text.chat_templates import Message
 from partita.runtime.generate.text.tokens import Text
