@@ -346,7 +346,7 @@ def kernel_blocks(report: Report) -> Iterator[Block]:
     """Kernel paths, slow ones first; nothing if no executed node has an operator with several kernels."""
     if not report.kernel_paths:
         return
-    groups = [_kernel_group(entries) for entries in slow_groups(report)]
+    groups: list[Block] = [_kernel_group(entries) for entries in slow_groups(report)]
     yield from groups or [Line("No node is known to take a slow path.")]
     unknown = grouped((entry for entry in report.kernel_paths if entry.unknown), lambda e: (e.op_type, e.unknown))
     for (operator, text), entries in unknown.items():
