@@ -253,7 +253,7 @@ def test_report_names_bound_of_each_phase(
     assert [each.bound_by for each in found if each is not None] == [bound, bound]
     assert all(each is not None and text in each.sentence for each in found)
     assert text in " ".join(report.to_text().split())
-    assert "ceiling share" in report.to_text() and "flops" in report.to_html()
+    assert "ceiling share: " in " ".join(report.to_text().split()) and "flops" in report.to_html()
     for phase in report.phases:
         assert phase.bound is not None and phase.bound.read_bytes and phase.bound.flops
         for groups in (phase.by_op_type, phase.by_layer, phase.by_module):

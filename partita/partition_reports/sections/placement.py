@@ -42,8 +42,8 @@ COPIES = "A Memcpy node (↓ to the device, ↑ to the host) is in the layer of 
 TIMES = "Milliseconds are host time per session run; share: share of the phase's node time."
 WORK = ("read_bytes", "flops", "ceiling_share")
 WORK_NOTE = (
-    "One step: read are weights, and cached keys and values; flops of products and attention; ceiling share is the "
-    "time of this work at the measured rates of the machine, as a share of its host time."
+    "One step. read: weights, and cached keys and values. flops: products and attention. ceiling share: the time of "
+    "this work at the measured rates of the machine, as a share of its host time."
 )
 IN_LAYER = "A Memcpy node counts in the layer of the node that causes it."
 MORE_COPIES = "Tensors of the main graph may be copied as well (no source reports them)."
