@@ -10,7 +10,7 @@ import pytest
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from partita.partition_reports.render.markdown import safe, write_block
+from partita.partition_reports.render.markdown import safe
 from partita.partition_reports.sections.model import Command
 from partita.partition_reports.sections.report import document
 from tests.partition_reports import pages
@@ -87,7 +87,3 @@ def test_names_create_no_mentions_or_issue_links(name: str) -> None:
         html = MarkdownIt("commonmark").enable("table").render(text)
         plain = unescape(re.sub(r"<[^>]*>", "", html))
         assert not MENTION.search(plain) and name in plain.replace("\u200b", "")
-
-
-def test_commands_are_not_escaped() -> None:
-    assert "\u200b" not in "\n".join(write_block(Command(("run", "@x", "#1"))))
