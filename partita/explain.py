@@ -14,9 +14,10 @@ from partita.messages import nearest
 from partita.observations.names import CPU, UNKNOWN
 from partita.observations.records import PhaseName, Record
 from partita.observations.text_format import clean, in_phases, listing, name_some, named_provider, plural
-from partita.partition_reports.groups import grouped, ran_by, share_of, total_us
-from partita.partition_reports.outcome import active_of, failure_of, key_of
-from partita.partition_reports.records import Copy, NodePlacement, Phase, Report, SourceConflict, Subgraphs
+from partita.partition_reports.groups import grouped, share_of, total_us
+from partita.partition_reports.outcome import key_of
+from partita.partition_reports.phase_records import Copy, NodePlacement, Phase, Subgraphs
+from partita.partition_reports.records import Report, SourceConflict
 from partita.partition_reports.render.show import Views
 from partita.partition_reports.sections.fallbacks import REASONS_PAGE, probe_table
 from partita.partition_reports.sections.model import (
@@ -205,13 +206,13 @@ def explain(report: Report, name: str, index: Mapping[str, Sequence[Occurrence]]
         layer=_first(known, "layer"),
         source_line=_first(known, "source_line"),
         preferred_provider=report.chain[0].provider if report.chain else None,
-        active_providers=active_of(report),
+        active_providers=report.active,
         places=places,
         fallbacks=fallbacks,
         kernel_paths=tuple(entry for entry in report.kernel_paths if (entry.phase, entry.node, entry.provider) in here),
         conflicts=tuple(entry for entry in report.conflicts if entry.node in runs_in),
         notes=tuple(_notes(report, name, runs_in)),
-        run_failure=failure_of(report),
+        run_failure=report.failure_text,
     )
 
 
@@ -222,7 +223,7 @@ def _place(name: str, phase: Phase, kind: PlaceKind, node: Any) -> Place:
         return Place.copy_of(
             node,
             **own,
-            replaces=tuple(row.name for row in ran_by(phase).get(node.name, ()) if row.name != node.name),
+            replaces=tuple(row.name for row in phase.ran_by.get(node.name, ()) if row.name != node.name),
             time_share=share_of(node.host_us_per_run, total_us(phase.nodes)),
             copy=next((copy for copy in phase.copies if kind == "copy" and copy.name == node.name), None),
             copies_caused=tuple(copy for copy in phase.copies if node.name in copy.caused_by),
@@ -250,6 +251,7 @@ def _notes(report: Report, name: str, runs_in: set[str]) -> Iterator[str]:
 # Document
 
 
+NO_COST = "unknown (not executed, or inside control flow)"
 COPY_FIELDS = ("name", "tensor", "direction", "bytes_per_run", "host_us_per_run", "caused_by", "cause_missing_reason")
 IDENTITY = ("op_type", "module", "layer", "source_line", "preferred_provider")
 PLACE_FIELDS = ("phase", "node", "op_type", "provider", "position", "host_us_per_run", "time_share", "output_bytes")
@@ -304,18 +306,15 @@ def _reasons(explanation: Explanation) -> Iterator[Section]:
 
     for number, entries in enumerate(grouped(explanation.fallbacks, findings).values()):
         phases = in_phases(entry.phase for entry in entries)
-        costs = [(f"cost{in_phases([entry.phase])}", _cost_text(entry)) for entry in entries]
+        costs = []
+        for entry in entries:
+            cost = "; ".join(map(" ".join, fields_of(entry.cost))) if entry.cost else NO_COST
+            costs.append((f"cost{in_phases([entry.phase])}", cost))
         for at, reason in enumerate(entries[0].preferred):
             title = f"Not on {reason.provider} either" if at else f"Not on {reason.provider}{phases}"
             rows = [(f"evidence ({reason.evidence_kind})", reason.evidence), ("remedy", reason.remedy)]
             rows += [*([] if at else costs), ("see", f"{REASONS_PAGE}#{reason.reason}")]
             yield Section(f"why{number}-{at}", f"{title}: {reason.reason}", (pairs("Reason", rows), *_details(reason)))
-
-
-def _cost_text(entry: Fallback) -> str:
-    if entry.cost is None:
-        return "unknown (not executed, or inside control flow)"
-    return "; ".join(f"{name} {value}" for name, value in fields_of(entry.cost))
 
 
 def _details(why: SkippedProvider) -> Iterator[Block]:
@@ -394,16 +393,12 @@ def _places_text(explanation: Explanation, places: Sequence[Place]) -> str:
         where = f"not in the plan; fused into {place.node}: {where}"
     elif place.kind == "subgraph":
         where += " in a control-flow subgraph"
-    reasons = [entry for each in places if (entry := reason_in(explanation, each)) is not None]
+    at = {(place.phase, place.node, place.provider or UNKNOWN) for place in places}
+    reasons = [
+        entry.restricted_to(explanation.active_providers) for entry in explanation.fallbacks if key_of(entry) in at
+    ]
     if reasons:
         codes = ", ".join(dict.fromkeys(entry.reason for entry in reasons))
         return f"{where}, not on {named_provider(reasons[0].preferred_provider)}: {codes} ({reasons[0].evidence_kind})"
     on_preferred = {each.provider for each in places} == {explanation.preferred_provider}
     return f"{where}, the preferred provider," if on_preferred else where
-
-
-def reason_in(explanation: Explanation, place: Place) -> Fallback | None:
-    """The fallback of a place, for the first available preferred provider."""
-    at = (place.phase, place.node, place.provider or UNKNOWN)
-    here = (entry for entry in explanation.fallbacks if (entry.phase, entry.node, entry.provider) == at)
-    return next((entry.restricted_to(explanation.active_providers) for entry in here), None)

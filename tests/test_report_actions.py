@@ -19,7 +19,7 @@ from partita.partition_reports.sections.fallbacks import actions_for, situation_
 from partita.partition_reports.sections.model import Command, Line
 from partita.partition_reports.sections.report import remedies
 from tests.foreign.conftest import SAMPLES
-from tests.partition_reports import pages
+from tests.partition_reports.report_changes import mixed
 from tests.partition_reports.reports import REPORTS, recorded
 from tests.partition_reports.samples import CPU
 
@@ -36,7 +36,7 @@ def commands(report: Report, code: str = "no_kernel_op", **changes: Any) -> list
 
 
 def test_command_paths_are_quoted_and_unknown_checkpoint_is_placeholder() -> None:
-    report = with_package(pages.mixed_report(), name="my 'model'", checkpoint="folder")
+    report = with_package(mixed(), name="my 'model'", checkpoint="folder")
     first = commands(report)[0]
     assert first[2:] == (CHECKPOINT, "my 'model'-for-webgpu", "--target", "webgpu")
     line = next(line for line in remedies(report) if isinstance(line, Command))
@@ -65,7 +65,7 @@ def told(report: Report, code: str, *found: VariantRecord) -> dict[str, str]:
 
 
 def test_action_shows_probe_outcome_and_is_omitted_if_rejected() -> None:
-    report = with_package(pages.mixed_report(), precision="fp32", target="")
+    report = with_package(mixed(), precision="fp32", target="")
     half = "Export in float16"
     assert "experiment" not in told(report, "no_kernel_type")[half]
     shown = told(report, "no_kernel_type", *trials(type__float16="supported"))[half]
@@ -75,7 +75,7 @@ def test_action_shows_probe_outcome_and_is_omitted_if_rejected() -> None:
 
 
 def test_command_repeats_provider_options_and_dry_run_of_the_run() -> None:
-    report = pages.mixed_report()
+    report = mixed()
     asked = {"webgpu.enableInt64": "0", "webgpu.preferredLayout": "NCHW", "temperature": "0"}
     report = report.model_copy(update={"request": report.request.model_copy(update={"options": asked})})
     found = trials(**{"option__webgpu.enableInt64=1": "supported"})
@@ -102,7 +102,7 @@ def test_command_repeats_options_required_to_open_the_model() -> None:
     (probe,) = commands(file, "unexplained", missing_probes="the time was up")
     fed = ("--shape", "n=2", "--shape", "x=1,3", "--input", "y=/my files/y.npy")
     assert probe[5:] == (*brought, *fed, "--probe-seconds", "600", "--report", "again.json")
-    package = with_package(pages.mixed_report(), precision="fp32", target="")
+    package = with_package(mixed(), precision="fp32", target="")
     folder = asked(package, variant="q4", contract="my own.toml", max_length="64", pin="cpu:a cpu:b", shape="n=2")
     (placed,) = commands(folder, "unexplained", missing_probes="the time was up")
     assert placed[5:11] == ("--variant", "q4", "--contract", "my own.toml", "--max-length", "64")
@@ -127,7 +127,7 @@ def test_action_on_foreign_model_folder_runs(verb, tmp_path, monkeypatch):
 
 
 def test_action_never_exports_package_with_its_current_options() -> None:
-    report = pages.mixed_report()
+    report = mixed()
     assert [words[-2:] for words in commands(report)] == [("--target", "webgpu"), ("--attention", "primitives")]
     assert [words[-2:] for words in commands(with_package(report, target="webgpu"))] == [("--attention", "primitives")]
     assert commands(with_package(report, target="webgpu", attention="primitives")) == []

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from partita.bench.contenders import ratio_text
 from partita.bench.records import Bench, Contender
 from partita.observations.text_format import NOT_KNOWN, decimals, human_bytes, listing, plural, short_provider, tally
-from partita.partition_reports.outcome import FEW_STEPS, TOO_FEW
+from partita.partition_reports.phase_records import FEW_STEPS, TOO_FEW
 from partita.partition_reports.render.show import Views
 from partita.partition_reports.sections.model import Block, Document, Line, Section, numbers, pairs, table, table_of
 

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from partita.observations.records import Record
 from partita.observations.text_format import decimals, human_bytes, plural
-from partita.partition_reports.records import Bound
+from partita.partition_reports.phase_records import Bound
 from partita.partition_reports.render.show import Views
 from partita.partition_reports.sections.model import Column, Document, Group, Line, Plot, Section, pairs, table
 

@@ -14,8 +14,9 @@ from partita.observations.names import CPU
 from partita.observations.text_format import decimals, human_bytes, listing
 from partita.package.contract import PhaseName
 from partita.partition_reports.cost import whole_percent
-from partita.partition_reports.groups import grouped, layer_key, module_name, op_type_of, placed
-from partita.partition_reports.records import Bound, GroupShare, Phase, PhaseBound, Report, Totals
+from partita.partition_reports.groups import grouped, layer_key, module_name, op_type_of
+from partita.partition_reports.phase_records import Bound, GroupShare, Phase, PhaseBound
+from partita.partition_reports.records import Report, Totals
 from partita.providers.cuda_dry_run.devices import Device
 
 HERE_SPREAD = 0.2
@@ -224,7 +225,7 @@ def _with_bound(
 
 def _group_work(phase: Phase, work: Work) -> dict[str, tuple[GroupShare, ...]]:
     """The groups of a phase with their work; none if a node with work is not in the report under its name."""
-    rows = placed(phase)
+    rows = phase.placed
     if not {*work.read, *work.arithmetic} <= {row.name for row in rows}:
         return {}
     found = {}

@@ -21,19 +21,10 @@ from partita.observations.records import Record
 from partita.observations.text_format import decimals, listing, name_some, plural, short_provider
 from partita.options.fields import with_flags
 from partita.options.reports import CheckOptions
-from partita.partition_reports.groups import grouped, ran_by
-from partita.partition_reports.outcome import (
-    TOO_FEW,
-    cache_text,
-    failure_of,
-    is_in_place,
-    is_known,
-    main_phase,
-    status_of,
-    too_few_steps,
-)
-from partita.partition_reports.placement import subgraph_copies
-from partita.partition_reports.records import NodePlacement, Phase, Report, SubgraphNode, Subgraphs
+from partita.partition_reports.groups import grouped
+from partita.partition_reports.outcome import cache_text
+from partita.partition_reports.phase_records import TOO_FEW, NodePlacement, Phase, SubgraphNode, Subgraphs
+from partita.partition_reports.records import Report
 from partita.partition_reports.render.show import Views, terminal_view
 from partita.partition_reports.sections.model import Document, Section, table
 
@@ -88,13 +79,13 @@ def decide(found: Figure, sign: str, limit: float, where: str = "") -> Finding:
 
 def find(requirement: Requirement, report: Report) -> Finding:
     """Whether every measure holds in every selected phase. Phases with the same value share a text."""
-    if failure_of(report) is not None:
+    if report.failure_text is not None:
         return False, "cannot be confirmed: the run failed"
     wanted = [each for each in requirement.selectors if each.field == "phase"]
     phases = [
         phase
         for phase in report.phases
-        if is_known(phase) and all((phase.name == each.value) == each.equal for each in wanted)
+        if phase.is_known and all((phase.name == each.value) == each.equal for each in wanted)
     ]
     found: list[Finding] = [] if phases else [(False, "the report has no selected phase with nodes")]
     for measure in requirement.measures:
@@ -105,7 +96,7 @@ def find(requirement: Requirement, report: Report) -> Finding:
         if folded:
             found.append((True, f"{measure.field} does not apply in {listing(each.name for each in folded)}: {FOLDED}"))
         others = [phase for phase in phases if phase not in folded]
-        measured = [phase for phase in others if not in_main or phase is main_phase(report)]
+        measured = [phase for phase in others if not in_main or phase is report.main_phase]
         for value, where in grouped(measured, partial(figure, report)).items():
             found.append(decide(value, measure.sign, measure.limit, f" in {listing(phase.name for phase in where)}"))
     failed = [text for is_met, text in found if not is_met]
@@ -135,7 +126,7 @@ def exceeded_limits(report: Report, limits: Limits) -> tuple[str, ...]:
 
 def _count_copies(_: Report, phase: Phase) -> Figure:
     """Every copy of one run."""
-    inside = subgraph_copies(phase)
+    inside = phase.subgraph_copies
     count = None if inside is None else len(phase.copies) + inside
     return Figure(count, f"copies {count}", unknown_reason=UNSEEN_COPIES)
 
@@ -143,7 +134,7 @@ def _count_copies(_: Report, phase: Phase) -> Figure:
 def _speed(report: Report, phase: Phase) -> Figure:
     """Tokens per second."""
     reason = "a dry run has no times" if report.dry_run is not None else "the report has no times"
-    speed, few = phase.tokens_per_second, f" ({plural(phase.steps, 'step')}: {TOO_FEW})" if too_few_steps(phase) else ""
+    speed, few = phase.tokens_per_second, f" ({plural(phase.steps, 'step')}: {TOO_FEW})" if phase.has_few_steps else ""
     return Figure(speed, "" if speed is None else f"{decimals(speed)} tokens/s{few}", unknown_reason=reason)
 
 
@@ -155,7 +146,7 @@ def _counted(noun: str, names: Iterable[str], rest: str = "", unknown: float = 0
 
 def _count_unavailable(report: Report, _: Phase) -> Figure:
     """Installed providers that could not start; providers missing from the build do not count."""
-    lost = [entry for entry in report.chain if entry.status == "unavailable" and entry.reason != "not_in_build"]
+    lost = [entry for entry in report.unavailable if entry.reason != "not_in_build"]
     named = (f"{entry.provider} ({entry.reason or 'no reason known'}: {entry.evidence})" for entry in lost)
     return _counted("unavailable provider", named)
 
@@ -179,7 +170,7 @@ def _memcpy_nodes(_: Report, phase: Phase) -> Figure:
     inside = (phase.subgraphs.copies or 0) if phase.subgraphs else 0
     count = len(names) + inside
     names += [f"{inside} in control-flow subgraphs"] if inside else []
-    most = math.inf if subgraph_copies(phase) is None else None
+    most = math.inf if phase.subgraph_copies is None else None
     return Figure(count, plural(count, "Memcpy node"), tuple(names), most, UNSEEN_COPIES)
 
 
@@ -187,7 +178,7 @@ def _copied_bytes(_: Report, phase: Phase) -> Figure:
     """Bytes copied per run; unbounded with a copy of unknown size."""
     total = sum(copy.bytes_per_run or 0 for copy in phase.copies)
     unknown = [copy.name for copy in phase.copies if copy.bytes_per_run is None]
-    unknown += ["copies in control-flow subgraphs"] if subgraph_copies(phase) != 0 else []
+    unknown += ["copies in control-flow subgraphs"] if phase.subgraph_copies != 0 else []
     more = f" and {plural(len(unknown), 'copy')} of unknown size" if unknown else ""
     return Figure(
         total,
@@ -214,8 +205,8 @@ def _unexplained(report: Report, phase: Phase) -> Figure:
 
 def _cache_in_place(report: Report, _: Phase) -> Figure:
     """1 if every state stayed in one buffer, 0 if one did not; unknown if not observed."""
-    cache, held = report.cache, is_in_place(report.cache)
-    if cache is None or status_of(cache) == "no_cache":
+    cache, held = report.cache, report.cache_in_place
+    if cache is None or cache.status == "no_cache":
         return Figure(None, "", unknown_reason="the report has no cache")
     moved, text = tuple(entry.name for entry in cache.entries if not entry.in_place), f"cache {cache_text(cache)}"
     return Figure(None if held is None else float(held), text, moved, unknown_reason=text)
@@ -257,7 +248,7 @@ def _count_nodes(selectors: Sequence[Condition], measure: Condition, report: Rep
 
 def _select(selectors: Sequence[Condition], phase: Phase, report: Report) -> tuple[list[PlacedRow], list[PlacedRow]]:
     """The rows of the selected operators and modules, and those of them on the provider and with the reason."""
-    files = {name: {row.op_type for row in rows} for name, rows in ran_by(phase).items()}
+    files = {name: {row.op_type for row in rows} for name, rows in phase.ran_by.items()}
 
     def matches(row: PlacedRow, selector: Condition) -> bool:
         """A row without a value matches neither = nor !=; no reason is a value."""
@@ -343,18 +334,18 @@ def check(
     other, compared = baseline or (None, None)
     invalid = [*_invalid(report, "the report"), *(_invalid(compared, "the baseline") if compared else ())]
     findings: dict[str, Finding] = {"report": (False, "; ".join(invalid))} if invalid else {}
-    if any(map(is_known, report.phases)):
+    if report.known_phases:
         findings |= {each.text: find(each, report) for each in (*requirements_of(options), *requirements)}
-        if compared is not None and failure_of(report) is None:
+        if compared is not None and report.failure_text is None:
             findings |= _compare(report, options, name, str(other), compared)
     return GateResult.of(name, findings, other)
 
 
 def _invalid(report: Report, name: str) -> Iterator[str]:
     """Why nothing can be confirmed: the run failed, or the report is inconsistent or has no nodes."""
-    if not any(map(is_known, report.phases)):
+    if not report.known_phases:
         yield f"no phase of {name} has a node, so nothing can be confirmed"
-    if (reason := failure_of(report)) is not None:
+    if (reason := report.failure_text) is not None:
         yield f"the run of {name} failed, so nothing can be confirmed: {reason}"
     failed = [f"{entry.name} ({entry.detail})" for entry in report.checks if not entry.passed]
     if failed:

@@ -23,7 +23,7 @@ from partita.library.engine.requests import Ticket, Work
 from partita.library.generation import sampling_options
 from partita.options.fields import MAX_SEED, input_paths, path_of
 from partita.options.generation import ChatCommand
-from partita.partition_reports.outcome import FEW_STEPS, TOO_FEW
+from partita.partition_reports.phase_records import FEW_STEPS, TOO_FEW
 from partita.remedies import Remedy
 from partita.runtime.generate.prefix_file import read_content, system_of
 from partita.runtime.generate.text.chat_templates import Message, has_template

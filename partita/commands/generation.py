@@ -41,7 +41,7 @@ from partita.options.generation import BatchOptions, GenerateCommand, RunOptions
 from partita.options.placement import PlaceOptions
 from partita.package.folder import Manifest
 from partita.partition_reports import storage
-from partita.partition_reports.outcome import FEW_STEPS, TOO_FEW
+from partita.partition_reports.phase_records import FEW_STEPS, TOO_FEW
 from partita.runtime.generate.checks import check_adapter
 from partita.runtime.generate.prefix_file import read_content, system_of
 from partita.runtime.generate.text.chat_templates import conversation

@@ -23,8 +23,8 @@ from partita.options.fields import with_flags
 from partita.options.generation import SamplingValues
 from partita.package.folder import Manifest
 from partita.package.records import Evaluation, Quality, StepError, Verification
+from partita.partition_reports.records import Speculation
 from partita.partition_reports.render.terminal import Page
-from partita.partition_reports.request_records import Speculation
 from partita.partition_reports.sections.fallbacks import REASONS_PAGE
 from partita.partition_reports.sections.model import Column, table
 

@@ -12,22 +12,10 @@ from partita.compare.document import report_headline
 from partita.compare.rows import Comparison, Row, Side, Value, compare_rows, field_rows
 from partita.diagnosis.records import Fallback, SkippedProvider
 from partita.observations.text_format import decimals, listing, plural, short_provider
-from partita.partition_reports.cost import rows_of
-from partita.partition_reports.groups import added_nodes, file_counts, is_memcpy, provider_of, ran_by, report_rows
-from partita.partition_reports.outcome import (
-    TOO_FEW,
-    active_of,
-    cache_text,
-    failure_of,
-    is_in_place,
-    is_known,
-    main_phase,
-    preferred_of,
-    status_of,
-    too_few_steps,
-)
-from partita.partition_reports.placement import subgraph_copies
-from partita.partition_reports.records import FileNode, NodePlacement, Phase, Report
+from partita.partition_reports.groups import is_memcpy, provider_of
+from partita.partition_reports.outcome import cache_text
+from partita.partition_reports.phase_records import TOO_FEW, FileNode, NodePlacement, Phase
+from partita.partition_reports.records import Report
 
 RELATED = 0.5
 """Minimum share of common node names, relative to the larger report, for reports of one model."""
@@ -63,18 +51,18 @@ def _rows(reports: tuple[Report, Report], phases: Sequence[Pair], at: int) -> It
         chain = order if provider in order else chains[at]
         return math.inf if provider is None else chain.index(provider) if provider in chain else len(chain)
 
-    preferred = preferred_of(report)
-    first = float(preferred != preferred_of(reports[0]))
+    preferred = report.preferred
+    first = float(preferred != reports[0].preferred)
     yield Row("preferred_provider", "request", "preferred provider", preferred, rank=first)
     names = [phase.name for phase in report.phases]
     yield Row("phases", "request", "phases", ", ".join(names), rank=-len(names))
-    yield Row("outcome", "outcome", "run", "completed" if failure_of(report) is None else "failed")
+    yield Row("outcome", "outcome", "run", "completed" if report.failure_text is None else "failed")
     for group, values in _context(report):
         yield from field_rows("context", group, values)
-    cache, in_place = report.cache, is_in_place(report.cache) is True
-    text = "no cache" if cache is None or status_of(cache) == "no_cache" else cache_text(cache)
+    cache, in_place = report.cache, report.cache_in_place is True
+    text = "no cache" if cache is None or cache.status == "no_cache" else cache_text(cache)
     yield Row("cache", "cache", "cache", text, rank=-in_place)
-    both, active = {*active_of(reports[0]), *active_of(reports[1])}.intersection(*chains), active_of(report)
+    both, active = {*reports[0].active, *reports[1].active}.intersection(*chains), report.active
     for pair in phases:
         phase, placed = pair[at], placed_rows(report, pair[at])
         for row in placed:
@@ -140,7 +128,7 @@ def placed_rows(report: Report, phase: Phase, *, memcpy: bool = False) -> list[P
     executed = {node.name: node for node in phase.nodes}
     fallbacks = {(entry.node, entry.provider): entry for entry in report.fallbacks if entry.phase == phase.name}
     rows = []
-    for node in report_rows(phase):
+    for node in phase.rows:
         if isinstance(node, NodePlacement) and is_memcpy(node) and not memcpy:
             continue
         names = node.ran_as if isinstance(node, FileNode) else (node.name,)
@@ -184,7 +172,7 @@ def _tokens_differ(phases: Pair) -> bool:
 
 def _copy_rows(phase: Phase, *, compare_sizes: bool) -> Iterator[Row]:
     """A row for each copy. Key: the session input or output; the tensor, cause or size of a Memcpy node."""
-    behind = {name: frozenset(row.name for row in rows) for name, rows in ran_by(phase).items()}
+    behind = {name: frozenset(row.name for row in rows) for name, rows in phase.ran_by.items()}
     for copy in phase.copies:
         causes = frozenset(name for cause in copy.caused_by for name in behind.get(cause, {cause}))
         size = copy.bytes_per_run if compare_sizes else None
@@ -199,7 +187,7 @@ def _copy_rows(phase: Phase, *, compare_sizes: bool) -> Iterator[Row]:
 def _figure_rows(phases: Pair, at: int) -> Iterator[Row]:
     """Counts, sizes and times. Copied bytes: known sizes in the main graph, per token or per run."""
     phase, per_token = phases[at], all(each.cost is not None and each.cost.tokens_per_run for each in phases)
-    inside, cost = subgraph_copies(phase), phase.cost
+    inside, cost = phase.subgraph_copies, phase.cost
     size: float | None = cost.copy_bytes_at_least if cost is not None else None
     if per_token and size is not None and cost is not None and cost.tokens_per_run:
         size /= cost.tokens_per_run
@@ -209,8 +197,8 @@ def _figure_rows(phases: Pair, at: int) -> Iterator[Row]:
         ("copy_count", "copies", None if inside is None else len(phase.copies) + inside),
         ("copy_bytes", "copies of unknown size", None if inside is None else unsized + inside),
         ("copy_bytes", f"bytes copied per {'token' if per_token else 'run'}", size),
-        ("figures", "nodes", file_counts(phase).total()),
-        ("figures", "nodes added by ONNX Runtime", added_nodes(phase)),
+        ("figures", "nodes", phase.file_counts.total()),
+        ("figures", "nodes added by ONNX Runtime", phase.added_count),
         ("figures", "partitions", len(phase.partitions)),
         ("times", "ms waited per token", None if wait is None else wait / 1e3),
         ("times", "tokens/s", phase.tokens_per_second),
@@ -265,15 +253,13 @@ def _context(report: Report) -> Iterator[tuple[str, Mapping[str, object]]]:
 
 def _side(report: Report, name: str) -> Side:
     """Summary of one report."""
-    package, model = report.package, report.model
-    what = package.name if package is not None else model.file if model is not None else "unknown"
     dry = " (dry run)" if report.dry_run is not None else ""
     version = report.environment.onnxruntime_version
     return Side(
         name=name,
-        description=f"{what}, {report.request.verb}{dry}, ONNX Runtime {version}",
+        description=f"{report.model_name}, {report.request.verb}{dry}, ONNX Runtime {version}",
         created=report.created,
-        failure=failure_of(report),
+        failure=report.failure_text,
     )
 
 
@@ -282,33 +268,27 @@ def _unrelated_reason(
 ) -> str:
     """Why the reports are not comparable; empty if they are."""
     for name, report in zip(names, reports, strict=True):
-        if not any(map(is_known, report.phases)):
+        if not report.known_phases:
             return f"{name} has no node in any phase"
     if not phases:
         ours, theirs = (listing(phase.name for phase in report.phases) for report in reports)
         return f"they have no phase in common: {ours} in {names[0]}, {theirs} in {names[1]}"
     first, second = (Counter((row.group, row.keys[0]) for row in side if row.section == "nodes") for side in rows)
     common, largest = (first & second).total(), max(first.total(), second.total())
-    if common >= RELATED * largest or _is_same_file(*reports):
+    files = [each.package.manifest_sha256 if each.package else each.model and each.model.sha256 for each in reports]
+    if common >= RELATED * largest or (files[0] is not None and files[0] == files[1]):
         return ""
     share = f"{common} of {plural(largest, 'node')}"
     return f"only {share} have the same name in both reports, so they are of different models"
 
 
-def _is_same_file(before: Report, after: Report) -> bool:
-    """Whether both ran the same package or ONNX file."""
-    if before.package is not None and after.package is not None:
-        return before.package.manifest_sha256 == after.package.manifest_sha256
-    return before.model is not None and after.model is not None and before.model.sha256 == after.model.sha256
-
-
 def _notes(before: Report, after: Report, phases: Sequence[Pair]) -> Iterator[str]:
     """Caveats about the figures."""
     for letter, report in (("A", before), ("B", after)):
-        if (reason := failure_of(report)) is not None:
+        if (reason := report.failure_text) is not None:
             yield f"the run of {letter} failed, so it does not show that its nodes run: {reason}"
     for was, now in phases:
-        if too_few_steps(was) or too_few_steps(now):
+        if was.has_few_steps or now.has_few_steps:
             yield f"{now.name}: {plural(was.steps, 'step')} in A and {now.steps:,} in B: {TOO_FEW}"
         if _tokens_differ((was, now)):
             yield f"{now.name}: the number of new tokens per run differs, so sizes per run are not compared"
@@ -325,7 +305,7 @@ def _notes(before: Report, after: Report, phases: Sequence[Pair]) -> Iterator[st
 
 def slowdown(before: Report, after: Report) -> tuple[float | None, str]:
     """Relative increase of the time per token (0.1: 10 % more) with its text; None with why it is unknown."""
-    was, now = main_phase(before), main_phase(after)
+    was, now = before.main_phase, after.main_phase
     assert was is not None and now is not None
     speeds, rows = (was.tokens_per_second, now.tokens_per_second), (_active_rows(before), _active_rows(after))
     unknown = ""
@@ -347,8 +327,8 @@ def slowdown(before: Report, after: Report) -> tuple[float | None, str]:
 
 def _active_rows(report: Report) -> float:
     """Mean number of active rows in timed decode steps, without accepted draft tokens; 0 without timed steps."""
-    phase, drafts = main_phase(report), report.speculation
+    phase, drafts = report.main_phase, report.speculation
     if phase is None or phase.name != "decode":
         return 0.0
-    tokens, steps = (phase.tokens, phase.steps) if drafts is None else (rows_of(drafts), drafts.steps)
+    tokens, steps = (phase.tokens, phase.steps) if drafts is None else (drafts.rows, drafts.steps)
     return tokens / steps if tokens and steps else 0.0

@@ -23,7 +23,7 @@ from partita.library.engine.requests import (
 from partita.library.sampling import Sampling
 from partita.options.generation import SpeculationOptions
 from partita.partition_reports.cost import speculation_figures, step_times
-from partita.partition_reports.request_records import Speculation as SpeculationFigures
+from partita.partition_reports.records import Speculation as SpeculationFigures
 from partita.runtime.generate.record import Step, first_token_seconds
 
 SEVEREST: tuple[FinishReason, ...] = ("error", "interrupted", "cache_full", "length", "stop")

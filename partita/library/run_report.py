@@ -17,8 +17,7 @@ from partita.observations.names import CPU
 from partita.observations.records import ChainEntry, Environment, PackageFacts
 from partita.package.folder import Manifest
 from partita.partition_reports.build import build_report
-from partita.partition_reports.records import Report
-from partita.partition_reports.request_records import DryRunFacts, ModelFacts, Request
+from partita.partition_reports.records import DryRunFacts, ModelFacts, Report, Request
 from partita.remedies import shell
 from partita.runtime.chain.advice import package_facts
 

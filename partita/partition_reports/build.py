@@ -13,10 +13,11 @@ from partita.diagnosis.steps import checkpoint_of, same_precision
 from partita.observations.facts import RunFacts, StateFact, StepFact
 from partita.observations.records import ChainEntry, Environment, PackageFacts, PhaseName, Source
 from partita.observations.text_format import name_some, plural
-from partita.partition_reports import dry_run
+from partita.partition_reports import cost
 from partita.partition_reports.cost import node_times, phase_cost, speculation_figures, step_times, with_costs
 from partita.partition_reports.groups import find_file_nodes, share_of, total_us, with_groups
 from partita.partition_reports.outcome import summarise
+from partita.partition_reports.phase_records import Phase
 from partita.partition_reports.placement import (
     find_causes,
     find_conflicts,
@@ -29,13 +30,14 @@ from partita.partition_reports.records import (
     Cache,
     CacheState,
     Check,
-    Phase,
+    DryRunFacts,
+    ModelFacts,
     RejectedPart,
     Report,
+    Request,
     SourceStatement,
     Totals,
 )
-from partita.partition_reports.request_records import DryRunFacts, ModelFacts, Request
 
 SHOWN_NAMES = 3
 """Maximum nodes that a failed check names."""
@@ -61,7 +63,7 @@ def build_report(
     pydantic.ValidationError for an invalid fact, e.g. an unknown finish reason.
     """
     if device is not None:
-        facts = dry_run.without_times(facts)
+        facts = cost.without_times(facts)
     indexes = tuple(map(SessionIndex, facts.sessions))
     sessions = {name: index for index in reversed(indexes) for name in index.facts.phases}
     of_phase = [(name, sessions[name]) for name in EVERY_PHASE if name in sessions]
@@ -122,9 +124,7 @@ def _build_phase(
     is_dry: bool,
 ) -> Phase:
     """Placement, partitions, copies and time of one phase. `rows`: batch size."""
-    times, speed = node_times(index, name, rows), step_times(steps, name, rows)
-    if is_dry:
-        times = dry_run.without_values(index, times)
+    times, speed = node_times(index, name, rows, is_dry=is_dry), step_times(steps, name, rows)
     causes = find_causes(index)
     nodes, subgraphs = place_nodes(index, times, causes), find_subgraphs(index)
     partitions, copies = find_partitions(nodes), find_copies(index, name, nodes, causes)

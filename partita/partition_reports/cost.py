@@ -1,25 +1,48 @@
-"""Times per node and step, figures of speculative decoding, and the cost of fallbacks and copies. Pure."""
+"""Times per node and step, figures of speculative decoding, and the cost of fallbacks and copies. Pure.
+
+In a dry run device memory reads as zeros, so computed values and sizes that depend on them are wrong: its facts lose
+times and these sizes.
+"""
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from partita.diagnosis.graphs import COMPILED
 from partita.diagnosis.records import Fallback, FallbackCost
 from partita.diagnosis.session_index import SessionIndex
-from partita.observations.facts import RunWindow, SpeculationFact, StepFact
+from partita.observations.facts import RunFacts, RunWindow, SessionFacts, SpeculationFact, StepFact
 from partita.observations.records import ChainEntry, PhaseName
 from partita.observations.text_format import percent, plural
 from partita.partition_reports.groups import grouped, provider_of, share_of, total_us
-from partita.partition_reports.records import Copy, NodePlacement, Partition, Phase, PhaseCost, StepTimes
-from partita.partition_reports.request_records import Speculation
+from partita.partition_reports.phase_records import Copy, NodePlacement, Partition, Phase, PhaseCost, StepTimes
+from partita.partition_reports.records import Speculation
 
 HARMLESS_SHARE = 0.01
 """A harmless fallback takes a smaller share of its phase's node time."""
+NO_TIMES = "no times: this was a dry run without a device"
+BY_VALUES = frozenset(
+    {
+        *("BeamSearch", "BlackmanWindow", "Compress", "ConstantOfShape", "GreedySearch", "HammingWindow", "HannWindow"),
+        *("If", "Loop", "MelWeightMatrix", "NonMaxSuppression", "NonZero"),
+        *("Optional", "OptionalGetElement", "Range", "RemovePadding", "Sampling", "Scan", "SequenceAt", "SequenceMap"),
+        *("SplitToSequence", "StringNormalizer", "StringSplit", "Unique", "WhisperBeamSearch"),
+    }
+)
+"""Operators whose output sizes depend on input values, or on the execution of control-flow subgraphs."""
+BY_FURTHER_INPUTS = frozenset(
+    {
+        *("AffineGrid", "CenterCropPad", "Col2Im", "CropAndResize", "DFT", "Expand", "MaxUnpool", "OneHot", "Pad"),
+        *("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin"),
+        *("ReduceProd", "ReduceSum", "ReduceSumSquare", "Reshape", "Resize", "STFT", "Slice", "Split", "Tile", "TopK"),
+        "Upsample",
+    }
+)
+"""Operators whose output sizes depend on the values of inputs other than the first."""
+RESIDENT = ("rss_before_load_bytes", "rss_after_load_bytes", "peak_rss_bytes", "anonymous_growth_bytes")
 
 
 # Cost of copies and fallbacks
@@ -46,15 +69,13 @@ def phase_cost(
 def total_bytes(copies: Iterable[Copy]) -> int | None:
     """Bytes copied in one run; None if the size of a copy is unknown."""
     sizes = [copy.bytes_per_run for copy in copies]
-    known = [size for size in sizes if size is not None]
-    return sum(known) if len(known) == len(sizes) else None
+    return None if None in sizes else sum(filter(None, sizes))
 
 
 def waiting_us(copies: Iterable[Copy]) -> float | None:
     """Host time of Memcpy nodes; None if one is unknown. Copies of session inputs and outputs have no profile."""
     times = [copy.host_us_per_run for copy in copies if copy.kind == "memcpy_node"]
-    known = [time for time in times if time is not None]
-    return float(sum(known)) if len(known) == len(times) else None
+    return None if None in times else float(sum(filter(None, times)))
 
 
 def with_costs(fallbacks: Iterable[Fallback], phase: Phase, preferred: ChainEntry) -> tuple[Fallback, ...]:
@@ -139,26 +160,29 @@ class NodeTimes:
     """The runs that the node times cover."""
 
 
-def node_times(index: SessionIndex, phase: PhaseName, rows: int) -> NodeTimes:
-    """Host time (us) and output bytes of every node, from the observed runs of `phase`. `rows`: batch size."""
+def node_times(index: SessionIndex, phase: PhaseName, rows: int, *, is_dry: bool = False) -> NodeTimes:
+    """Host time (us) and output bytes of every node, from the observed runs of `phase`.
+
+    `rows`: batch size. `is_dry`: a dry run, without times and without sizes that depend on values.
+    """
     windows = sorted((window for window in index.facts.runs if window.phase == phase), key=lambda window: window.run)
-    timed = {window.run for window in windows[1:] or windows}
+    timed = set[int]() if is_dry else {window.run for window in windows[1:] or windows}
     per_run: dict[str, Counter[int]] = defaultdict(Counter)
     for event in index.events:
         if event.run in timed:
             per_run[event.name][event.run] += event.host_us
     last = [event for event in index.events if windows and event.run == windows[-1].run]
-    outputs = grouped(last, lambda event: event.name)
+    unknown = _tensors_of_unknown_size(index.facts) if is_dry else frozenset[str]()
     return NodeTimes(
         host_us={name: float(statistics.median(times.values())) for name, times in per_run.items()},
         output_bytes={
             name: sum(event.output_bytes for event in events)
-            for name, events in outputs.items()
-            if all(event.output_shapes for event in events)
+            for name, events in grouped(last, lambda event: event.name).items()
+            if all(event.output_shapes for event in events) and (not unknown or _has_known_size(index, name, unknown))
         },
         observed_runs=len(windows),
         tokens=windows[-1].tokens * (windows[-1].rows or rows) or None if windows else None,
-        note=_node_time_note(windows),
+        note=NO_TIMES if is_dry else _node_time_note(windows),
     )
 
 
@@ -173,14 +197,11 @@ def _node_time_note(windows: Sequence[RunWindow]) -> str:
     return f"node times are medians over {runs}{of}, excluding the warm-up run"
 
 
-def percentile(values: Sequence[float], percent: float) -> float | None:
-    """The percentile (0 .. 100) with linear interpolation; None without values."""
-    if not values:
-        return None
-    ordered = sorted(values)
-    rank = (len(ordered) - 1) * percent / 100
-    below, above = ordered[math.floor(rank)], ordered[math.ceil(rank)]
-    return below + (above - below) * (rank - math.floor(rank))
+def percentile(values: Sequence[float], percent: int) -> float | None:
+    """The percentile (1 .. 99) with linear interpolation; None without values."""
+    if len(values) < 2:
+        return next(iter(values), None)
+    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
 
 
 def step_times(steps: Iterable[StepFact], phase: PhaseName, rows: int) -> StepTimes:
@@ -209,6 +230,59 @@ def step_times(steps: Iterable[StepFact], phase: PhaseName, rows: int) -> StepTi
     )
 
 
+# Dry runs
+
+
+def without_times(facts: RunFacts) -> RunFacts:
+    """The facts of a dry run without steps, loading times and resident memory of this machine.
+
+    Graph outputs whose size may depend on values have no size; inputs and states keep theirs.
+    """
+    sessions = []
+    for session in facts.sessions:
+        unknown = _tensors_of_unknown_size(session)
+        ports = (
+            replace(port, bytes_per_decode_step=None)
+            if port.direction == "output" and port.role != "state" and port.name in unknown
+            else port
+            for port in session.ports
+        )
+        sessions.append(replace(session, ports=tuple(ports)))
+    return replace(
+        facts,
+        sessions=tuple(sessions),
+        steps=(),
+        first_token_seconds=None,
+        memory=facts.memory.model_copy(update=dict.fromkeys(RESIDENT)),
+    )
+
+
+def _has_known_size(index: SessionIndex, name: str, unknown: frozenset[str]) -> bool:
+    """Whether the size of the node's output does not depend on values.
+
+    For a node outside the file, the nodes that it replaces decide; for a copy, its tensor. If both are unknown, the
+    size is unknown.
+    """
+    origins = [index.file_nodes[each] for each in (name, *index.replaces(name)) if each in index.file_nodes]
+    if origins:
+        return not any(tensor in unknown for node in origins for tensor in node.outputs)
+    copied = index.memcpy.get(name)
+    if copied is None or copied.tensor in unknown:
+        return False
+    # ONNX Runtime adds tensors that no node of the file writes or reads.
+    return any(copied.tensor in (*node.outputs, *node.inputs) for node in index.facts.graph)
+
+
+def _tensors_of_unknown_size(facts: SessionFacts) -> frozenset[str]:
+    """Tensors of the file whose size may depend on values: neither shape inference nor constants determine it."""
+    unknown: set[str] = set()
+    for node in facts.graph:
+        sizes = set(filter(None, node.inputs[1:])) if node.op_type in BY_FURTHER_INPUTS else set[str]()
+        if node.op_type in BY_VALUES or unknown.intersection(node.inputs) or not sizes <= facts.constants:
+            unknown.update(name for name in node.outputs if name and name not in facts.fixed_shapes)
+    return frozenset(unknown)
+
+
 # Speculative decoding
 
 
@@ -235,11 +309,6 @@ def speculation_figures(fact: SpeculationFact | None, steps: Sequence[StepFact])
         plain_token_ms=1000 * statistics.median(plain) if plain else None,
         speedup=_speedup(made) if drafted else None,
     )
-
-
-def rows_of(found: Speculation) -> int:
-    """Sum of active rows over all steps: new tokens without accepted draft tokens."""
-    return found.tokens - found.accepted
 
 
 def _speedup(steps: Sequence[StepFact]) -> float | None:

@@ -1,10 +1,4 @@
-"""Rows of the report and sums over them: by provider, op type, layer and module. Pure.
-
-Rows are the nodes of the ONNX file, with the executed nodes that ran them. The share of a provider is the number of
-file nodes on it, divided by the number of file nodes that ONNX Runtime did not fold. Nodes that ONNX Runtime added are
-counted separately and are in no share. A file node that ran as several executed nodes counts once, on the least
-preferred of their providers.
-"""
+"""Rows of a phase, and sums over them by provider, op type, layer and module. Pure."""
 
 from __future__ import annotations
 
@@ -16,9 +10,10 @@ from partita.diagnosis import naming
 from partita.diagnosis.graphs import MEMCPY_OPS
 from partita.diagnosis.session_index import SessionIndex
 from partita.observations.names import UNKNOWN
-from partita.partition_reports.records import (
+from partita.partition_reports.phase_records import (
     FileNode,
     GroupShare,
+    Node,
     NodePlacement,
     NodeState,
     Phase,
@@ -30,7 +25,6 @@ BEFORE, BETWEEN, AFTER, WHOLE = "before the layers", "between the layers", "afte
 SEVERAL_LAYERS, SEVERAL_MODULES = "several layers", "several modules"
 ORDER = {BEFORE: 0, WHOLE: 0, BETWEEN: 2, AFTER: 3}
 LAYER = "layer "
-Node = FileNode | NodePlacement
 Key = Callable[[Node], str]
 Item = TypeVar("Item")
 GroupKey = TypeVar("GroupKey")
@@ -84,7 +78,7 @@ def positions_in(phase: Phase) -> Callable[[Node], int]:
 def layer_key(phase: Phase) -> Key:
     """The function that names the group of a node's layer. Other nodes are before, between or after the layers."""
     position = positions_in(phase)
-    inside = sorted(position(node) for node in report_rows(phase) if node.layer is not None)
+    inside = sorted(position(node) for node in phase.rows if node.layer is not None)
 
     def key(node: Node) -> str:
         if node.layer is not None:
@@ -130,7 +124,7 @@ def with_groups(phase: Phase) -> Phase:
 
 def _by_provider(phase: Phase) -> tuple[ProviderShare, ...]:
     """Share of each provider, sorted by number of file nodes."""
-    rows, ran, whole = grouped(placed(phase), provider_of), grouped(phase.nodes, provider_of), total_us(phase.nodes)
+    rows, ran, whole = grouped(phase.placed, provider_of), grouped(phase.nodes, provider_of), total_us(phase.nodes)
     shares = []
     for provider in dict.fromkeys((*rows, *ran)):
         nodes, members = ran.get(provider, []), rows.get(provider, [])
@@ -154,7 +148,7 @@ def _group(phase: Phase, key: Key, several: str = "") -> list[GroupShare]:
     The time of an executed node belongs to the group of the file nodes that it ran. If these are in several groups, it
     belongs to the group `several`, by default to that of the executed node.
     """
-    rows, runs, whole = grouped(report_rows(phase), key), ran_by(phase), total_us(phase.nodes)
+    rows, runs, whole = grouped(phase.rows, key), phase.ran_by, total_us(phase.nodes)
 
     def group_of(node: NodePlacement) -> str:
         names = {key(row) for row in runs.get(node.name, ())}
@@ -231,37 +225,3 @@ def _least_preferred(providers: Iterable[str | None], chain: Sequence[str]) -> s
 def without_file(nodes: Iterable[NodePlacement]) -> tuple[FileNode, ...]:
     """Rows for an unknown file: every executed node except nodes that ONNX Runtime added."""
     return tuple(FileNode.copy_of(node, ran_as=(node.name,), state="executed") for node in nodes if not node.added)
-
-
-def placed(phase: Phase) -> tuple[FileNode, ...]:
-    """File nodes of a phase that ONNX Runtime did not fold, the base of every share."""
-    return tuple(row for row in phase.file_nodes if row.state != "folded")
-
-
-def report_rows(phase: Phase) -> list[FileNode | NodePlacement]:
-    """The rows of a phase: file nodes that were not folded, then nodes that ONNX Runtime added."""
-    return [*placed(phase), *(node for node in phase.nodes if node.added)]
-
-
-def file_counts(phase: Phase) -> Counter[str]:
-    """File nodes of a phase per provider, without folded nodes."""
-    return Counter(row.provider or UNKNOWN for row in placed(phase))
-
-
-def added_nodes(phase: Phase) -> int:
-    """Number of nodes that ONNX Runtime added."""
-    return sum(node.added for node in phase.nodes)
-
-
-def folded_nodes(phase: Phase) -> int:
-    """Number of file nodes that ONNX Runtime folded."""
-    return len(phase.file_nodes) - len(placed(phase))
-
-
-def ran_by(phase: Phase) -> dict[str, tuple[FileNode, ...]]:
-    """Executed node -> the file nodes that it runs."""
-    found: dict[str, tuple[FileNode, ...]] = {}
-    for row in phase.file_nodes:
-        for name in row.ran_as:
-            found[name] = (*found.get(name, ()), row)
-    return found

@@ -17,16 +17,15 @@ from partita.observations.names import CPU
 from partita.observations.records import PhaseName, Source
 from partita.partition_reports.cost import NodeTimes
 from partita.partition_reports.groups import is_copy, provider_of
-from partita.partition_reports.records import (
+from partita.partition_reports.phase_records import (
     Copy,
     CopyDirection,
     NodePlacement,
     Partition,
-    Phase,
-    SourceConflict,
     SubgraphNode,
     Subgraphs,
 )
+from partita.partition_reports.records import SourceConflict
 
 TO_HOST = "MemcpyToHost"
 MEMCPY: Mapping[str, CopyDirection] = {"MemcpyFromHost": "host_to_device", TO_HOST: "device_to_host"}
@@ -158,13 +157,6 @@ def _spans_devices(index: SessionIndex, listed: Iterable[AssignedNode]) -> bool:
     inside = {node.provider for node in listed} if facts.assigned is not None else {*facts.registered}
     on_host = {CPU, *(main if set(facts.plan_devices or ()) == {HOST_DEVICE} else ())}
     return len({CPU if provider in on_host else provider for provider in (*main, *inside)}) > 1
-
-
-def subgraph_copies(phase: Phase) -> int | None:
-    """Copies in control-flow subgraphs in one run; None if there may be more than the sources show."""
-    if phase.subgraphs is None:
-        return 0
-    return None if phase.subgraphs.may_have_more_copies else phase.subgraphs.copies
 
 
 # Partitions and copies

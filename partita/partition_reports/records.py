@@ -22,235 +22,115 @@ from partita.observations.records import (
     Record,
     Source,
 )
-from partita.partition_reports.request_records import DryRunFacts, ModelFacts, Request, Speculation
+from partita.partition_reports.phase_records import Node, Phase
 
 SCHEMA = "partita.report/1"
 
 
-NodeState = Literal["executed", "ambiguous", "folded"]
-
-
-class FileNode(Record):
-    """One node of the ONNX file, the unit of every count and share."""
+class ModelInput(Record):
+    """An input of a model that is not a package, with the shape used."""
 
     name: str
-    op_type: str | None
-    """null if the file is unknown."""
-    module: str | None
-    layer: int | None
-    provider: str | None
-    """The least preferred provider of the nodes in `ran_as`; null if a provider is unknown, and for a folded node."""
-    ran_as: tuple[str, ...]
-    """Executed nodes that ran it: itself, a fused or compiled node, or the nodes of its function. If `state` is
-    ambiguous: nodes that may have run it. Empty for a folded node."""
-    state: NodeState
-    """folded: ONNX Runtime computed or removed it at load time. ambiguous: the node that executes it is unknown."""
+    dtype: str
+    shape: tuple[int, ...] | None
+    """The shape used; null if its sizes are dynamic and no value could be generated, so that the model was not run."""
+
+    @property
+    def declared(self) -> str:
+        """Type and shape as text: `float32[1,3]`."""
+        return self.dtype if self.shape is None else f"{self.dtype}[{','.join(map(str, self.shape))}]"
 
 
-class NodePlacement(Record):
-    """One executed node, in the final plan, with its provider."""
+class ModelFacts(Record):
+    """The ONNX file that was run, if it is not a package."""
 
-    position: int
-    """0-based position in the execution order."""
-    name: str
-    op_type: str | None
-    provider: str | None
-    """null if no source names it; `conflicts` has an entry then."""
-    module: str | None
-    layer: int | None
-    """Layer of its module; for a Memcpy node that of the node that requires it, for a compiled node that of its first
-    part."""
-    host_us_per_run: float | None
-    """Median host time over the observed runs of this phase."""
-    output_bytes: int | None
-    """Output bytes in the last observed run of this phase."""
-    replaces: tuple[str, ...]
-    """File nodes that a compiled or fused node runs, from the optimised graph or its name."""
-    added: bool = False
-    """Whether ONNX Runtime added it, such as a Memcpy node: no row of `file_nodes` ran as it."""
-    sources: tuple[Source, ...]
-
-
-class ProviderShare(Record):
-    """Share of one provider in one phase."""
-
-    provider: str
-    nodes: int
-    """File nodes."""
-    added_nodes: int
-    """Nodes that ONNX Runtime added."""
-    executed_nodes: int
-    """Nodes of the final plan."""
-    op_types: dict[str, int]
-    """Operators of the file nodes."""
-    host_us_per_run: float | None
-    time_share: float | None
-    """Share of the phase's node time, 0 .. 1."""
-
-
-class GroupShare(Record):
-    """Nodes and time of one op type, one layer or one module.
-
-    The time of an executed node that ran file nodes of several groups is in the group of its own op type, `several
-    layers` or `several modules`, which may have no node.
-    """
-
-    name: str
-    nodes: int
-    """File nodes."""
-    added_nodes: int = 0
-    """Nodes that ONNX Runtime added."""
-    nodes_by_provider: dict[str, int]
-    host_us_per_run: float | None
-    time_share: float | None
-    read_bytes: int | None = None
-    """Weights, and cached keys and values, that one step reads; null if the graph is unknown."""
-    flops: int | None = None
-    """Arithmetic of products and attention in one step; null if the graph is unknown."""
-    ceiling_share: float | None = None
-    """Share of `host_us_per_run` that this work takes at the measured rates of the machine, at most 1."""
-
-
-class Partition(Record):
-    """A run of consecutive nodes of the plan on one provider."""
-
-    index: int
-    provider: str
-    first_position: int
-    nodes: int
-
-
-CopyDirection = Literal["host_to_device", "device_to_host", "host_to_host", "device_to_device", "unknown"]
-
-
-class Copy(Record):
-    """A copy of a tensor between devices."""
-
-    kind: Literal["memcpy_node", "session_input", "session_output"]
-    direction: CopyDirection
-    name: str
-    """Name of the Memcpy node, graph input or graph output."""
-    tensor: str | None = None
-    """The tensor that a Memcpy node copies, from the optimised graph or the native log."""
-    bytes_per_run: int | None
-    host_us_per_run: float | None
-    """Time of the wait and of the copy, in sum."""
-    caused_by: tuple[str, ...] = ()
-    """Nodes that require a Memcpy node, because they read or write the tensor in host memory."""
-    cause_missing_reason: str = ""
-    """Why these nodes are unknown; empty if they are known, and for session inputs and outputs."""
-    source: Source
-
-
-class PhaseCost(Record):
-    """Cost of fallbacks and copies in one run of the phase, and per token. null: unknown."""
-
-    partitions: int
-    copies: int
-    """Memcpy nodes, and inputs and outputs bound in other memory."""
-    copy_bytes_per_run: int | None
-    copy_bytes_at_least: int
-    """Bytes of copies of known size."""
-    host_wait_us_per_run: float | None
-    """Host time of Memcpy nodes: waits and copies, in sum."""
-    tokens_per_run: int | None
-    """New tokens in all rows of one observed run; null without tokens."""
-    copy_bytes_per_token: float | None
-    host_wait_us_per_token: float | None
-
-
-class SubgraphNode(Record):
-    """A node in a control-flow subgraph (If, Loop, Scan)."""
-
-    name: str
-    op_type: str | None
-    provider: str | None = None
-    module: str | None = None
-    replaces: tuple[str, ...] = ()
-    """File nodes that it is a part of: functions that ONNX Runtime inlined."""
-
-
-class Subgraphs(Record):
-    """Nodes in control-flow subgraphs; other figures of the phase exclude them."""
-
-    nodes: int
-    """Nodes in ONNX Runtime's list, which may omit nodes of a provider with another layout."""
-    is_known: bool = True
-    """False if ONNX Runtime has no list, so that these nodes are unknown."""
-    on_cpu: tuple[SubgraphNode, ...] = ()
-    """Nodes on the CPU provider."""
-    function_nodes: tuple[SubgraphNode, ...] = ()
-    """Nodes of inlined functions of the main graph; `file_nodes` has these functions."""
-    copies: int | None
-    """Memcpy nodes, from the log; null without a log at INFO."""
-    may_have_more_copies: bool | None = None
-    """There may be further copies: tensors of the main graph are copied to the subgraph's device without a Memcpy node
-    and a log line."""
-
-
-Bound = Literal["memory", "compute", "launches", "copies", "waiting", "indeterminate"]
-
-
-class PhaseBound(Record):
-    """What bounds the steps of a phase, from the measured rates of the machine."""
-
-    bound_by: Bound
-    read_bytes: int | None
-    """Weights, and cached keys and values, of one step; null if the graph is unknown."""
-    flops: int | None
-    """Arithmetic of products and attention in one step; null if the graph is unknown."""
-    shares: dict[Bound, float]
-    """Share of a step that each part takes at its measured rate, at most 1."""
-    sentence: str
-
-
-class StepTimes(Record):
-    """Speed of one phase. A step is the session run and the host work around it.
-
-    Percentiles are interpolated linearly.
-    """
-
-    steps: int
-    """Number of steps in the speed figures, described by `timing_note`."""
-    tokens: int
-    """New tokens in all rows of the timed steps, without padding and finished rows."""
-    seconds: float | None
-    """Wall time of the timed steps."""
-    tokens_per_second: float | None
-    step_p50_ms: float | None
-    step_p95_ms: float | None
-    step_p99_ms: float | None
-    overhead_p50_ms: float | None
-    """Median time per step outside the session run."""
-    profiled: bool | None = None
-    """Whether the timed steps were profiled, which slows them down; null without timed steps."""
-    timing_note: str
-    """The steps that the figures cover."""
-
-
-class Phase(StepTimes):
-    """Placement, partitions, copies and time of prefill or decode."""
-
-    name: PhaseName
     file: str
-    file_nodes: tuple[FileNode, ...]
-    """The nodes of the file. Counts and shares are of these, without folded nodes."""
-    nodes: tuple[NodePlacement, ...]
-    """The executed nodes, in execution order."""
-    providers: tuple[ProviderShare, ...]
-    by_op_type: tuple[GroupShare, ...]
-    by_layer: tuple[GroupShare, ...]
-    by_module: tuple[GroupShare, ...]
-    partitions: tuple[Partition, ...]
-    copies: tuple[Copy, ...]
-    cost: PhaseCost | None = None
-    observed_runs: int
-    subgraphs: Subgraphs | None = None
-    """null without control flow."""
-    folded_nodes: int | None = None
-    """Number of file nodes, if ONNX Runtime folded all of them at load time; else null."""
-    bound: PhaseBound | None = None
-    """null without times."""
+    sha256: str
+    """Hash of the ONNX file without `data_files`."""
+    data_files: tuple[str, ...]
+    """Files with external weights."""
+    ir_version: int
+    opsets: dict[str, int]
+    """Operator set version by domain; "" is ai.onnx."""
+    nodes: int
+    """Nodes of the main graph."""
+    inputs: tuple[ModelInput, ...]
+
+
+class DryRunFacts(Record):
+    """The simulated device of a dry run, and the parts of the report that are not real."""
+
+    device: str
+    """Name of the device profile."""
+    device_name: str
+    compute_capability: str
+    memory_bytes: int
+    multiprocessors: int
+    provider_library: str
+    """File of the real execution provider."""
+    onnxruntime_version: str
+    cuda_version: str
+    """The version that the stub libraries report."""
+    stub_build: str
+    """Build of the stub libraries that the process loaded."""
+    not_real: tuple[str, ...]
+
+
+class Request(Record):
+    """The user's request."""
+
+    verb: str
+    path: str | None = None
+    """Path of the package or model in the process that ran it."""
+    chain: tuple[str, ...]
+    """Provider names in the order given."""
+    chain_source: str
+    """`command line` or `default`, with the reason."""
+    options: dict[str, str]
+    threads: int | None
+    prompt_tokens: int | None
+    """null, as the next two fields, without a generation."""
+    max_new_tokens: int | None
+    prefill_chunk_tokens: int | None
+    runs: int | None = None
+    """Requested session runs of `place` per phase."""
+    limits: dict[str, int] = Field(default_factory=dict)
+    """Option name -> limit of the placement."""
+
+
+class Speculation(Record):
+    """Speculative decoding. Profiled steps have no draft tokens and are excluded."""
+
+    kind: Literal["ngram", "draft"]
+    draft: str | None
+    """Name of the draft package; null for n-gram lookup."""
+    steps: int
+    """Decode steps without profiling."""
+    drafting_steps: int
+    """Steps that verified draft tokens."""
+    drafted: int
+    """Verified draft tokens."""
+    accepted: int
+    acceptance_rate: float | None
+    """`accepted` divided by `drafted`; null without draft tokens."""
+    tokens: int
+    """New tokens of all rows."""
+    tokens_per_step: float | None
+    seconds: float
+    """Wall time of the steps."""
+    draft_seconds: float
+    """Time for drafting, part of `seconds`, including runs of the draft model."""
+    plain_token_ms: float | None
+    """Median time per token of steps without draft tokens, without drafting time; null if there are none."""
+    speedup: float | None
+    """Estimated time without draft tokens, divided by the measured time. The estimate uses the median of steps without
+    draft tokens and with the same number of rows; null without draft tokens, or without these steps.
+    """
+
+    @property
+    def rows(self) -> int:
+        """Sum of active rows over all steps: new tokens without accepted draft tokens."""
+        return self.tokens - self.accepted
 
 
 class RejectedPart(Record):
@@ -265,6 +145,12 @@ class RejectedPart(Record):
     attempts: int
     neg_added: bool = False
     """The model also has a Neg, because a compiling provider may reject partitions of a single node."""
+
+
+CacheStatus = Literal["no_cache", "not_checked", "copied", "moved", "in_place"]
+"""no_cache: no cache or no states. not_checked: not observed. copied: past and present of a state were two buffers.
+moved: one buffer whose address changed. in_place: one buffer at one address in every observed step.
+"""
 
 
 class CacheState(Record):
@@ -296,6 +182,17 @@ class Cache(Record):
     """
     entries: tuple[CacheState, ...]
     source: Source = "binding"
+
+    @property
+    def status(self) -> CacheStatus:
+        """Status in the observed steps."""
+        if not self.states:
+            return "no_cache"
+        if self.checked_steps == 0:
+            return "not_checked"
+        if self.in_place_states < self.states:
+            return "copied"
+        return "moved" if self.address_changes else "in_place"
 
 
 class Totals(Record):
@@ -364,12 +261,15 @@ class PhaseSummary(Record):
     step_p50_ms: float | None
 
 
+StateName = Literal["all", "nearly", "partly", "none", "refused", "empty", "nothing", "failed"]
+
+
 class Summary(Record):
     """Summary figures of a run, for comparing many reports."""
 
     preferred_provider: str | None
     """The preferred provider: first of the chain; null without a chain."""
-    state: Literal["all", "nearly", "partly", "none", "refused", "empty", "nothing", "failed"]
+    state: StateName
     """How much runs on the preferred provider. nearly: all but harmless fallbacks. empty: no nodes to run. nothing: no
     known nodes. failed: the run failed."""
     verdict: str
@@ -427,3 +327,97 @@ class Report(Record):
     sources: tuple[SourceStatement, ...]
     conflicts: tuple[SourceConflict, ...]
     notes: tuple[str, ...]
+
+    @property
+    def model_name(self) -> str:
+        """Name of the package or file."""
+        if self.package is not None:
+            return self.package.name
+        return self.model.file if self.model is not None else "unknown model"
+
+    @property
+    def preferred(self) -> str:
+        """The first provider of the chain, by ONNX Runtime's name."""
+        return self.chain[0].provider if self.chain else "no provider"
+
+    @property
+    def active(self) -> tuple[str, ...]:
+        """Available providers of the chain, by ONNX Runtime's names."""
+        return tuple(entry.provider for entry in self.chain if entry.status == "active")
+
+    @property
+    def unavailable(self) -> tuple[ChainEntry, ...]:
+        """Providers of the chain that are missing or could not start."""
+        return tuple(entry for entry in self.chain if entry.status == "unavailable")
+
+    @property
+    def used_phases(self) -> tuple[Phase, ...]:
+        """Phases with nodes."""
+        return tuple(phase for phase in self.phases if phase.nodes)
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether there are times; a dry run has none."""
+        return self.dry_run is None
+
+    @property
+    def is_folded(self) -> bool:
+        """Whether ONNX Runtime folded every phase, so that outputs are constants or inputs."""
+        return bool(self.phases) and all(phase.folded_nodes is not None for phase in self.phases)
+
+    @property
+    def placements(self) -> list[list[Phase]]:
+        """Phases with nodes, grouped by equal nodes, providers and copies."""
+        found: dict[object, list[Phase]] = {}
+        for phase in self.used_phases:
+            nodes = tuple((node.name, node.provider) for node in phase.nodes)
+            found.setdefault((nodes, tuple((copy.kind, copy.name) for copy in phase.copies)), []).append(phase)
+        return list(found.values())
+
+    @property
+    def known_phases(self) -> tuple[Phase, ...]:
+        """Phases whose nodes are known (there may be none)."""
+        return tuple(phase for phase in self.phases if phase.is_known)
+
+    @property
+    def main_phase(self) -> Phase | None:
+        """Decode, or the only phase; None if no phase is known."""
+        phases = self.used_phases or self.known_phases
+        return next((phase for phase in phases if phase.name == "decode"), phases[-1] if phases else None)
+
+    @property
+    def active_fallbacks(self) -> tuple[Fallback, ...]:
+        """The fallbacks relative to available providers.
+
+        An unavailable provider is not the reason for a node that another preferred provider could run.
+        """
+        active = self.active
+        return tuple(entry.restricted_to(active) for entry in self.fallbacks)
+
+    def fallback_nodes(self, phase: Phase) -> list[Node]:
+        """File nodes, and nodes that ONNX Runtime added, that are not on the preferred provider."""
+        return [node for node in phase.rows if node.provider != self.preferred]
+
+    @property
+    def failure_text(self) -> str | None:
+        """Why a run failed, on one line; None if none did. An interrupted run did not fail."""
+        reason = self.failure
+        if reason is None and self.totals is not None and self.totals.finish_reason == "error":
+            reason = self.totals.finish_detail or "the generation ended with an error"
+        return None if reason is None else " ".join(reason.split())
+
+    @property
+    def was_interrupted(self) -> bool:
+        """Whether Ctrl-C ended the run."""
+        return "runs" in self.interruptions or (self.totals is not None and self.totals.finish_reason == "interrupted")
+
+    @property
+    def cache_status(self) -> CacheStatus:
+        """Status of the cache."""
+        return "no_cache" if self.cache is None else self.cache.status
+
+    @property
+    def cache_in_place(self) -> bool | None:
+        """Whether the cache stayed in place; None without a cache, or if not observed."""
+        status = self.cache_status
+        return None if status in ("no_cache", "not_checked") else status == "in_place"

@@ -68,10 +68,6 @@ def _parse(path: Path) -> Any:
         raise ReportError(f"{path}: no such file; write a report with `report`") from error
     except OSError as error:
         raise ReportError(f"{path}: cannot read the report: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise ReportError(
-            f"{path}: not a report: byte {error.start} is not UTF-8 text; write the report again"
-        ) from error
     except ValueError as error:
         detail = f"{error.msg} in line {error.lineno}" if isinstance(error, json.JSONDecodeError) else str(error)
         raise ReportError(f"{path}: invalid JSON, damaged or truncated ({detail}); write the report again") from error

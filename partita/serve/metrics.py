@@ -20,7 +20,6 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from partita.observations.text_format import short_provider
-from partita.partition_reports.outcome import fallback_nodes, used_phases
 
 if TYPE_CHECKING:
     from partita.partition_reports.records import Report
@@ -114,11 +113,11 @@ class Metrics(Collector):
         size = _family("copy_bytes_per_token", "Bytes of these copies; copies of unknown size are excluded.", phase)
         in_place = _family("cache_in_place", "1 if every cache state stays in the same buffer, else 0.", ("model",))
         for model, report in list(self.reports.items()):
-            for used in used_phases(report):
+            for used in report.used_phases:
                 where = model, used.name
                 for share in used.providers:
                     nodes.add_metric((*where, short_provider(share.provider)), share.nodes)
-                fallbacks.add_metric(where, len(fallback_nodes(report, used)))
+                fallbacks.add_metric(where, len(report.fallback_nodes(used)))
                 copies.add_metric(where, len(used.copies))
                 size.add_metric(where, sum(copy.bytes_per_run or 0 for copy in used.copies))
             if report.summary is not None and report.summary.cache_in_place is not None:

@@ -20,7 +20,7 @@ from partita.errors import ResourceError
 from partita.library import planning
 from partita.library.planning import here_rates
 from partita.package.folder import read_manifest
-from partita.partition_reports.records import Subgraphs
+from partita.partition_reports.phase_records import Subgraphs
 from partita.partition_reports.render.show import load_view
 from partita.process import rss_bytes
 from partita.providers.resolve import parse_chain
@@ -253,7 +253,7 @@ def test_report_names_bound_of_each_phase(
     assert [each.bound_by for each in found if each is not None] == [bound, bound]
     assert all(each is not None and text in each.sentence for each in found)
     assert text in " ".join(report.to_text().split())
-    assert "Work by layer" in report.to_text() and "Work by operator" in report.to_html()
+    assert "ceiling share: " in " ".join(report.to_text().split()) and "flops" in report.to_html()
     for phase in report.phases:
         assert phase.bound is not None and phase.bound.read_bytes and phase.bound.flops
         for groups in (phase.by_op_type, phase.by_layer, phase.by_module):

@@ -12,7 +12,6 @@ from partita.check.requirements import Limits, check_limits, parse_requirement
 from partita.errors import ReportError, UsageError
 from partita.observations.records import ChainEntry
 from partita.options.reports import CheckOptions
-from partita.partition_reports.records import Cache, CacheState
 from tests.check.test_requirements import PROVIDERS, QUERY, SLOW, having, inside, required
 from tests.partition_reports.report_changes import each_node, each_phase, mixed, moved, with_cost
 from tests.partition_reports.samples import (
@@ -139,36 +138,6 @@ def test_copy_of_unknown_size_exceeds_limit():
     assert "the size of 1 copy is unknown: Memcpy_token_0" in unknown
     (known,) = failures(report, max_copy_bytes_per_token=0).values()
     assert known == "1,032 bytes per run in 4 copies and 1 copy of unknown size in decode"
-
-
-def cache(**changes):
-    state = CacheState(name="past.0", layer=0, kind="key", memory="Cpu", size_bytes=64, in_place=True)
-    given: dict[str, Any] = {
-        "states": 1,
-        "size_bytes": 64,
-        "memories": {"Cpu": 64},
-        "in_place_states": 1,
-        "address_changes": 0,
-        "checked_steps": 3,
-        "entries": (state,),
-    }
-    return Cache(**(given | changes))
-
-
-@pytest.mark.parametrize(
-    ("facts", "words"),
-    [
-        (cache(), None),
-        (cache(in_place_states=0), "NOT in place"),
-        (cache(address_changes=1), "its address changed"),
-        (cache(checked_steps=0), "no step was observed"),
-        (cache(states=0), "has no cache"),
-        (None, "has no cache"),
-    ],
-)
-def test_cache_in_place_must_be_observed(facts, words):
-    found = failures(having(cache=facts), cache_in_place=True)
-    assert found == {} if words is None else words in found["--require-cache-in-place"]
 
 
 def test_min_tokens_per_second_checks_decode_speed():
@@ -307,10 +276,14 @@ def test_copied_bytes_are_compared_per_token():
 
 
 def test_cache_no_longer_in_place_is_a_regression():
-    was, now = having(cache=cache()), having(cache=cache(in_place_states=0))
+    was = report_of(recorded_facts())
+
+    def with_cache(**changes):
+        return having(was, cache=having(was.cache, **changes))
+
+    now, unseen = with_cache(in_place_states=0), with_cache(checked_steps=0)
     assert "-> NOT in place" in failures(now, was)["--baseline: cache"]
     assert failures(now, now) == {}, "it was no better before"
-    unseen = having(cache=cache(checked_steps=0))
     assert "--baseline: cache" in failures(unseen, was) and failures(was, unseen) == {}
 
 

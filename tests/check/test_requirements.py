@@ -7,7 +7,7 @@ import pytest
 from partita.check.gate import find
 from partita.check.requirements import FIELDS, parse_requirement
 from partita.errors import UsageError
-from partita.partition_reports.records import SubgraphNode, Subgraphs
+from partita.partition_reports.phase_records import SubgraphNode, Subgraphs
 from tests.partition_reports.report_changes import compiled, each_node, each_phase, mixed
 from tests.partition_reports.samples import CPU, GPU, MISSING_FIRST_CHAIN, recorded_facts, report_of
 

@@ -8,17 +8,9 @@ import pytest
 
 from partita.compare.reports import compare
 from partita.observations.records import InstalledWheel
-from partita.partition_reports.records import Subgraphs
+from partita.partition_reports.phase_records import Subgraphs
 from partita.partition_reports.render.show import load_view
-from tests.partition_reports.report_changes import (
-    compiled,
-    each_node,
-    each_phase,
-    mixed,
-    moved,
-    renamed,
-    with_cost,
-)
+from tests.partition_reports.report_changes import compiled, each_node, each_phase, mixed, moved, renamed, with_cost
 from tests.partition_reports.samples import CPU, GPU, MISSING_FIRST_CHAIN, PACKAGE, recorded_facts, report_of
 
 QUERY, MUL = "model.layers.0.self_attn.q_proj/MatMul", "model.layers.0.mlp/Mul"
@@ -249,12 +241,6 @@ def test_unrelated_reports_give_reason(before, after, reason):
     found = compare(before, after, names=("a", "b"))
     assert reason in found.unrelated_reason and bool(reason) is bool(found.unrelated_reason)
     assert found.headline.startswith("not comparable: ") is bool(reason) and not found.same
-
-
-def test_missing_phase_is_a_difference():
-    found = compare(mixed(), having(mixed(), phases=mixed().phases[:1]))
-    assert not found.same
-    assert ways(found, "phases", "request") == {("phases", "prefill, decode", "prefill")}
 
 
 def test_cache_in_place_change_is_in_headline_but_size_is_not():

@@ -39,8 +39,7 @@ from partita.observations.facts import RunFacts, SessionFacts
 from partita.observations.records import ChainEntry, Environment, PackageFacts
 from partita.package.records import Evaluation, Verification
 from partita.partition_reports.build import build_report
-from partita.partition_reports.records import Report
-from partita.partition_reports.request_records import DryRunFacts, Request
+from partita.partition_reports.records import DryRunFacts, Report, Request
 from partita.providers.base import Provider
 from partita.providers.resolve import Failure, Resolution, failure, known_providers, parse_chain
 from partita.runtime.chain.open_chain import ChainError, not_all_on

@@ -12,16 +12,10 @@ from partita.diagnosis.records import FallbackCost, VariantRecord
 from partita.explain import Explanation, Matches, find, headline, render_no_single
 from partita.observations import facts
 from partita.observations.records import Probing
-from partita.partition_reports.records import SourceConflict, SubgraphNode, Subgraphs
+from partita.partition_reports.phase_records import SubgraphNode, Subgraphs
+from partita.partition_reports.records import SourceConflict
 from tests.partition_reports.report_changes import HARMFUL, HOSTILE, compiled, each_phase, mixed, renamed
-from tests.partition_reports.samples import (
-    CPU,
-    GPU_CHAIN,
-    MISSING_FIRST_CHAIN,
-    mixed_session,
-    report_of,
-    run_facts,
-)
+from tests.partition_reports.samples import CPU, GPU_CHAIN, MISSING_FIRST_CHAIN, mixed_session, report_of, run_facts
 from tests.views import print_text
 
 GATHER, DET = "model.rotary_emb/Gather", "model.layers.0.self_attn/Det"
@@ -108,13 +102,6 @@ def test_control_flow_subgraph_node_is_explained():
     inside = SubgraphNode(name="loop/Cos", op_type="Cos")
     report = each_phase(mixed(), lambda phase: {"subgraphs": Subgraphs(nodes=2, on_cpu=(inside,), copies=0)})
     assert words(explained(report, "loop/Cos")).startswith("loop/Cos: Cos on CPU in a control-flow subgraph in prefill")
-
-
-def test_function_lists_fallback_nodes_of_its_loop():
-    part = SubgraphNode(name="SequenceInsert0", op_type="SequenceInsert", provider=CPU, replaces=(DET,))
-    bodies = Subgraphs(nodes=1, on_cpu=(part,), function_nodes=(part,), copies=0)
-    found = explained(each_phase(mixed(), lambda phase: {"subgraphs": bodies}), DET)
-    assert {(place.node, place.kind) for place in found.places} >= {("SequenceInsert0", "subgraph")}
 
 
 def test_probes_are_listed_and_repeated_messages_quoted_once():

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from partita.diagnosis.records import Fallback, FallbackCost, VariantRecord
+from partita.diagnosis.records import Fallback, VariantRecord
 from partita.partition_reports.cost import phase_cost
 from partita.partition_reports.groups import with_groups, without_file
+from partita.partition_reports.phase_records import Copy, NodePlacement, Phase
 from partita.partition_reports.placement import find_partitions
-from partita.partition_reports.records import Copy, NodePlacement, Phase, RejectedPart, Report
-from tests.partition_reports.samples import CPU, GPU, GPU_CHAIN, mixed_facts, recorded_facts, report_of
+from partita.partition_reports.records import RejectedPart, Report
+from tests.partition_reports.report_changes import mixed
+from tests.partition_reports.samples import CPU, GPU, recorded_facts, report_of
 
 HOSTILE = "</script></style><script>window.hacked=1</script>\"'><img src=x onerror=window.hacked=2>{{7*7}}&amp;"
 CONTROL = "a\u202eb\u2066c\x00d\x1b[31me\u200ff\ud800g\nh"
@@ -21,11 +23,6 @@ TRIALS = (
     VariantRecord(factor="as_is", change="", outcome="rejected", message="no kernel", cached=False),
     VariantRecord(factor="type", change="float16 in place of float32", outcome="supported", message="", cached=True),
 )
-
-
-def mixed_report() -> Report:
-    """WebGPU and CPU: copies and fallbacks."""
-    return report_of(mixed_facts(), GPU_CHAIN)
 
 
 def cpu_report() -> Report:
@@ -95,38 +92,29 @@ def phase_with(phase: Phase, nodes: tuple[NodePlacement, ...]) -> Phase:
     return with_groups(changed)
 
 
+COPYING = next(entry for entry in mixed().fallbacks if entry.cost is not None and entry.cost.copies)
+
+
 def fallback(phase: str, entry: NodePlacement, **changes: Any) -> Fallback:
     """Why a node is on the CPU."""
-    cost = FallbackCost(
-        copies=("Memcpy_1",),
-        copy_bytes_per_run=64,
-        copy_wait_us_per_run=5.0,
-        host_us_per_run=12.5,
-        time_share=0.001,
-        harmless=False,
-        harmless_reason="it causes 1 copy",
-    )
     given: dict[str, Any] = {
         "phase": phase,
         "node": entry.name,
         "op_type": entry.op_type,
-        "preferred_provider": GPU,
-        "provider": entry.provider,
+        "module": entry.module,
         "reason": "no_kernel_type",
         "evidence_kind": "probed",
         "evidence": f"no kernel for {entry.name} in float32",
         "remedy": "export with --precision fp16",
-        "module": entry.module,
         "source_line": "modeling.py:12",
         "variants": TRIALS,
-        "cost": cost,
     }
-    return Fallback(**(given | changes))
+    return COPYING.model_copy(update=given | changes)
 
 
 def deep_report(layers: int = 32, repeats: int = 3) -> Report:
     """A model with many layers, and a fallback in each."""
-    report = mixed_report()
+    report = mixed()
     nodes = layer_nodes(layers, repeats)
     phases = tuple(phase_with(phase, nodes) for phase in report.phases)
     fallbacks = tuple(fallback(phase.name, entry) for phase in phases for entry in nodes if entry.provider == CPU)
@@ -184,4 +172,4 @@ def refused_report() -> Report:
     part = RejectedPart(
         file="model.onnx", provider=GPU, nodes=("a", "b"), evidence="cannot finalize", minimal=True, attempts=7
     )
-    return mixed_report().model_copy(update={"rejected_parts": (part,)})
+    return mixed().model_copy(update={"rejected_parts": (part,)})

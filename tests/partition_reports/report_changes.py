@@ -6,11 +6,11 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from partita.diagnosis.records import SkippedProvider
 from partita.observations.facts import AssignedNode, GraphNode
 from partita.observations.records import ChainEntry
 from partita.partition_reports.groups import find_file_nodes
-from partita.partition_reports.records import FileNode, NodePlacement, Phase, PhaseCost, Report, SubgraphNode
+from partita.partition_reports.phase_records import FileNode, NodePlacement, Phase, PhaseCost, SubgraphNode
+from partita.partition_reports.records import Report
 from tests.partition_reports.samples import CPU, GPU, GPU_CHAIN, MIXED_PLAN, event, mixed_facts, report_of
 
 HOSTILE = "[bold]a[/nope]\x1b[31m\x07\r\n\u202eevil\u2028\x9b2Jé漢/Mul"
@@ -41,20 +41,6 @@ def moved(*names: str, chain: tuple[ChainEntry, ...] = GPU_CHAIN) -> Report:
     )
     newer = report.environment.model_copy(update={"onnxruntime_version": "1.40.0"})
     return report.model_copy(update={"environment": newer})
-
-
-def left_by_cuda_too(report: Report, remedy: str = "none") -> Report:
-    """The report of a chain with CUDA in its middle, which has no kernel for the nodes that are on the CPU."""
-    also = SkippedProvider(
-        provider="CUDAExecutionProvider",
-        reason="no_kernel_op",
-        evidence_kind="logged",
-        evidence="CUDA kernel not found",
-        remedy=remedy,
-    )
-    told = tuple(entry.model_copy(update={"skipped": (also,)}) for entry in report.fallbacks)
-    chain = (*report.chain[:1], ChainEntry(provider=also.provider, status="active"), *report.chain[1:])
-    return report.model_copy(update={"fallbacks": told, "chain": chain})
 
 
 def each_phase(report: Report, change: Callable[[Phase], dict[str, Any]]) -> Report:

@@ -15,8 +15,8 @@ from functools import cache
 from pathlib import Path
 
 from partita.partition_reports.groups import with_groups
-from partita.partition_reports.records import Report, SubgraphNode, Subgraphs
-from partita.partition_reports.request_records import ModelFacts, ModelInput
+from partita.partition_reports.phase_records import SubgraphNode, Subgraphs
+from partita.partition_reports.records import ModelFacts, ModelInput, Report
 from tests.partition_reports import pages, report_changes
 from tests.partition_reports.samples import (
     GPU_CHAIN,
@@ -51,38 +51,19 @@ def empty_report() -> Report:
 
 
 def many_inputs() -> Report:
-    """An ONNX file with the inputs of a decoder that keeps its cache outside, and nodes in control flow."""
-    names = ["input_ids", "attention_mask"]
-    names += [f"past_key_values.{layer}.{kind}" for layer in range(24) for kind in ("key", "value")]
-    inputs = tuple(
-        ModelInput(name=name, dtype="int64" if n < 2 else "float32", shape=(1, 8) if n < 2 else (1, 8, 0, 64))
-        for n, name in enumerate(names)
-    )
+    """A run of an ONNX file with many inputs, and nodes in control flow."""
+    report = report_changes.mixed()
+    names = [f"past_key_values.{layer}.key" for layer in range(24)]
+    inputs = tuple(ModelInput(name=name, dtype="float32", shape=(1, 8, 0, 64)) for name in names)
     model = ModelFacts(
-        file="genai.onnx",
-        sha256="cd" * 32,
-        data_files=("genai.onnx.data",),
-        ir_version=10,
-        opsets={"": 21, "com.microsoft": 1},
-        nodes=13,
-        inputs=inputs,
+        file="genai.onnx", sha256="cd" * 32, data_files=(), ir_version=10, opsets={"": 21}, nodes=13, inputs=inputs
     )
-    report = pages.mixed_report()
     bodies = Subgraphs(nodes=4, on_cpu=(SubgraphNode(name="inner/Add", op_type="Add"),), copies=None)
-    phases = (report.phases[1].model_copy(update={"name": "run", "subgraphs": bodies}),)
-    fallbacks = tuple(
-        entry.model_copy(update={"phase": "run"}) for entry in report.fallbacks if entry.phase == "decode"
-    )
-    return report.model_copy(
-        update={
-            "package": None,
-            "model": model,
-            "phases": phases,
-            "fallbacks": fallbacks,
-            "totals": None,
-            "cache": None,
-        }
-    )
+    phase = report.phases[1].model_copy(update={"name": "run", "subgraphs": bodies})
+    decode = (entry for entry in report.fallbacks if entry.phase == "decode")
+    fallbacks = tuple(entry.model_copy(update={"phase": "run"}) for entry in decode)
+    parts = {"package": None, "model": model, "phases": (phase,), "fallbacks": fallbacks, "totals": None, "cache": None}
+    return report.model_copy(update=parts)
 
 
 REPORTS: dict[str, Callable[[], Report]] = {
@@ -91,7 +72,7 @@ REPORTS: dict[str, Callable[[], Report]] = {
     "recorded openvino": lambda: recorded("openvino"),
     "recorded cuda dry run": lambda: recorded("cuda_dry_run"),
     "recorded torch export": lambda: recorded("vit_cpu"),
-    "mixed": pages.mixed_report,
+    "mixed": report_changes.mixed,
     "deep": lambda: pages.deep_report(layers=14, repeats=1),
     "refused": pages.refused_report,
     "dry": dry_report,

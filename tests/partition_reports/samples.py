@@ -26,11 +26,11 @@ from partita.observations.facts import (
 from partita.observations.patterns import LogPattern
 from partita.observations.records import ChainEntry, Environment, Memory, PackageFacts
 from partita.partition_reports.build import build_report
-from partita.partition_reports.records import Phase, Report
+from partita.partition_reports.phase_records import Phase
+from partita.partition_reports.records import DryRunFacts, Report, Request
 from partita.partition_reports.render.show import load_view
-from partita.partition_reports.request_records import DryRunFacts, Request
-from partita.partition_reports.sections.model import Line
-from partita.partition_reports.sections.report import opening
+from partita.partition_reports.sections.model import Line, Section
+from partita.partition_reports.sections.report import opening, sections
 
 CPU = "CPUExecutionProvider"
 GPU = "WebGpuExecutionProvider"
@@ -129,6 +129,11 @@ def shown(report: Report, view: str = "text") -> str:
 def top(report: Report) -> dict[str, str]:
     """Label -> text of the sentences at the top of every view."""
     return {block.label: block.text for block in opening(report) if isinstance(block, Line)}
+
+
+def section_of(report: Report, key: str) -> Section | None:
+    """A section of the document of a report; None if it has none."""
+    return next((part for part in sections(report) if part.key == key), None)
 
 
 def phase_of(report: Report, name: str) -> Phase:

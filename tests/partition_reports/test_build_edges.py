@@ -11,8 +11,9 @@ import pytest
 
 from partita.observations.facts import AssignedNode
 from partita.observations.names import UNKNOWN
-from partita.partition_reports.groups import added_nodes, is_memcpy, placed
-from partita.partition_reports.records import Phase, Report
+from partita.partition_reports.groups import is_memcpy
+from partita.partition_reports.phase_records import Phase
+from partita.partition_reports.records import Report
 from tests.partition_reports.samples import (
     CPU,
     CPU_CHAIN,
@@ -21,7 +22,6 @@ from tests.partition_reports.samples import (
     event,
     exported,
     failed,
-    mixed_session,
     phase_of,
     recorded_facts,
     report_of,
@@ -31,15 +31,6 @@ from tests.partition_reports.samples import (
     step,
     windows,
 )
-
-
-def test_node_named_after_executed_node_replaces_nothing():
-    names = ("a/Mul", "a/Mul/Inserted", "b/Add/Fusion")
-    graph = (exported("a/Mul", ("x",), ("y",)), exported("b/Add", ("y",), ("z",)))
-    events = tuple(event(0, order, name, "Mul", CPU) for order, name in enumerate(names))
-    session = session_facts(graph=graph, plan=(names,), events=events, runs=windows("decode"), phases=("decode",))
-    nodes = phase_of(report_of(run_facts(session)), "decode").nodes
-    assert [node.replaces for node in nodes] == [(), (), ("b/Add",)]
 
 
 def test_run_interrupted_in_prefill_passes_checks():
@@ -62,26 +53,6 @@ def test_run_interrupted_in_prefill_passes_checks():
     assert {node.host_us_per_run for node in decode.nodes} == {None}
     assert decode.providers[0].time_share is None
     assert "the run ended early: interrupted" in shown(report)
-
-
-def test_static_files_have_a_session_per_phase():
-    prefill = replace(mixed_session(), file="prefill.onnx", phases=("prefill",))
-    names = ("lm_head/MatMul",)
-    decode = session_facts(
-        file="decode.onnx",
-        phases=("decode",),
-        graph=(exported(names[0], ("hidden",), ("logits",)),),
-        plan=(names,),
-        events=(event(0, 0, names[0], "MatMul", GPU),),
-        runs=windows("decode"),
-    )
-    report = report_of(run_facts(prefill, decode), GPU_CHAIN)
-    assert [(phase.name, phase.file, len(phase.nodes)) for phase in report.phases] == [
-        ("prefill", "prefill.onnx", 13),
-        ("decode", "decode.onnx", 1),
-    ]
-    assert failed(report) == []
-    assert (report.totals.session_load_seconds if report.totals else None) == pytest.approx(0.2)
 
 
 def test_multiple_streams_use_order_of_last_profiled_run():
@@ -142,7 +113,7 @@ def assert_sums(phase: Phase) -> None:
     """Groups, time shares, partitions and costs of a phase add up."""
     for groups in (phase.providers, phase.by_op_type, phase.by_layer, phase.by_module):
         counted = sum(entry.nodes + entry.added_nodes for entry in groups)
-        assert counted == len(placed(phase)) + added_nodes(phase)
+        assert counted == len(phase.placed) + phase.added_count
         shares = [entry.time_share for entry in groups if entry.time_share is not None]
         assert not shares or math.isclose(math.fsum(shares), 1.0, abs_tol=1e-6)
     at = 0

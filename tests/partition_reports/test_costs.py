@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from partita.observations.facts import GraphNode, PortFact
-from partita.partition_reports.records import Phase, PhaseCost
+from partita.partition_reports.phase_records import Phase, PhaseCost
 from tests.partition_reports.report_changes import each_phase, mixed, with_cost
 from tests.partition_reports.samples import (
     GPU_CHAIN,

@@ -12,14 +12,12 @@ from tests.partition_reports.samples import (
     GPU,
     GPU_CHAIN,
     PLAYED,
-    REQUEST,
     event,
     mixed_facts,
     phase_of,
     report_of,
     run_facts,
     session_facts,
-    shown,
     windows,
 )
 
@@ -124,14 +122,3 @@ def test_copied_data_dependent_output_has_unknown_size():
     _, report = sized(node("nz", "NonZero", ["x"], ["i"]), node("n", "Neg", ["x"], ["m"]), ports=ports)
     copies = {copy.name: copy.bytes_per_run for copy in phase_of(report, "run").copies}
     assert copies == {"x": 64, "i": None, "m": 64}
-
-
-def test_dry_run_banner_names_device_and_text_has_no_times():
-    request = REQUEST.model_copy(update={"verb": "place", "prompt_tokens": None, "max_new_tokens": None, "runs": 3})
-    report = report_of(replace(mixed_facts(), finish_reason=None), GPU_CHAIN, device=PLAYED, request=request)
-    text = shown(report)
-    assert text.splitlines()[2] == "  dry run: as NVIDIA H100: no device was used, and there are no times"
-    for word in ("80 GiB", "libonnxruntime_providers_cuda.so", "NVIDIA H100"):
-        assert word in text
-    for word in ("tok/s", "first token", " ms", "share", "host time per"):
-        assert word not in text

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from partita.diagnosis.records import Fallback, VariantRecord
-from partita.partition_reports.records import RejectedPart
 from partita.partition_reports.sections.fallbacks import finding_key, reason_text
-from tests.partition_reports.pages import mixed_report
+from tests.partition_reports.report_changes import mixed
 
 
 def fallback(reason: str, op_type: str, *trials: tuple[str, str, str, str]) -> Fallback:
@@ -77,7 +76,7 @@ def test_reason_text_describes_missing_kernel_for_operator(entries: list[Fallbac
 
 # Findings
 
-REPORT = mixed_report()
+REPORT = mixed()
 ENTRY = REPORT.fallbacks[0].model_copy(
     update={"reason": "no_kernel_type", "evidence_kind": "probed", "evidence": "no kernel for a", "op_type": "Add"}
 )
@@ -101,18 +100,3 @@ TRIAL = VariantRecord(
 def test_finding_key_depends_on_facts_and_not_on_texts(update: dict[str, object], same: bool) -> None:
     key = finding_key(REPORT)
     assert (key(ENTRY) == key(ENTRY.model_copy(update=update))) is same
-
-
-@pytest.mark.parametrize(("reason", "kind"), [("not_in_build", "logged"), ("pinned_by_user", "derived")])
-def test_provider_level_reasons_ignore_operator_in_finding_key(reason: str, kind: str) -> None:
-    one = ENTRY.model_copy(update={"reason": reason, "evidence_kind": kind})
-    key = finding_key(REPORT)
-    assert key(one) == key(one.model_copy(update={"op_type": "Mul"}))
-
-
-def test_finding_key_groups_nodes_by_rejected_part() -> None:
-    part = RejectedPart(file="m", provider="CUDAExecutionProvider", nodes=(), evidence="no", minimal=True, attempts=1)
-    parts = tuple(part.model_copy(update={"nodes": nodes}) for nodes in (("a", "b"), ("c",)))
-    key = finding_key(REPORT.model_copy(update={"rejected_parts": parts}))
-    a, b, c = (ENTRY.model_copy(update={"node": name, "op_type": name.upper()}) for name in "abc")
-    assert key(a) == key(b) != key(c)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -14,15 +13,14 @@ from pathlib import Path
 import pytest
 
 from partita import cli
-from partita.observations.text_format import short_provider
 from partita.partition_reports import storage
-from partita.partition_reports.outcome import preferred_of
 from partita.partition_reports.records import Report
 from partita.partition_reports.sections.report import FALLBACK, FOLDED, PREFERRED, UNKNOWN
 from partita.partition_reports.sections.report import node_data as to_text
 from tests.conftest import require
 from tests.partition_reports.chromium import chromium, find_chromium
-from tests.partition_reports.pages import cpu_report, deep_report, mixed_report, refused_report
+from tests.partition_reports.pages import cpu_report, refused_report
+from tests.partition_reports.report_changes import mixed
 
 SERVER = Path(__file__).with_name("serve_model_explorer.py")
 BROWSER_OPTIONS = ("--enable-unsafe-swiftshader", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1")
@@ -43,21 +41,6 @@ TABLE = """
 """The table of node data, with 50 rows: operator, label and background colour; the label is `-` where there is none."""
 
 
-@pytest.mark.parametrize("made", [mixed_report, cpu_report, deep_report])
-def test_every_file_node_has_label_and_colour_by_placement(made):
-    report = made()
-    data = json.loads(to_text(report))
-    phase = report.phases[-1]
-    assert list(data["results"]) == [node.name for node in phase.file_nodes]
-    for node in phase.file_nodes:
-        result = data["results"][node.name]
-        assert set(result) == {"value", "bgColor"} and re.fullmatch("#[0-9a-f]{6}", result["bgColor"])
-        name = {"folded": "folded", "ambiguous": "unknown"}.get(node.state, short_provider(node.provider or ""))
-        assert result["value"].partition(":")[0] == name
-        blue = result["bgColor"] == PREFERRED
-        assert blue == (node.state == "executed" and node.provider == preferred_of(report)), node
-
-
 def test_report_without_phases_is_an_error(tmp_path, capsys):
     storage.write(refused_report().model_copy(update={"phases": ()}), tmp_path / "run.json")
     assert cli.run(["report", "show", str(tmp_path / "run.json"), "--view", "model-explorer"]) == 1
@@ -66,7 +49,7 @@ def test_report_without_phases_is_an_error(tmp_path, capsys):
 
 def with_four_placements(report: Report) -> Report:
     """The report as if nodes had been folded, were ambiguous, or ran on another provider."""
-    fallback = mixed_report().fallbacks[0]
+    fallback = mixed().fallbacks[0]
     *earlier, last = report.phases
     folded, ambiguous, moved, *others = last.file_nodes
     nodes = (
@@ -90,8 +73,9 @@ def expected(report: Report) -> list[tuple[str, str]]:
 
 def test_fallback_folded_and_ambiguous_nodes_have_own_labels():
     report = with_four_placements(cpu_report())
-    results = json.loads(to_text(report))["results"].values()
-    assert [(result["value"], result["bgColor"]) for result in results] == expected(report)
+    results = json.loads(to_text(report))["results"]
+    assert [*results] == [node.name for node in report.phases[-1].file_nodes]
+    assert [tuple(result.values()) for result in results.values()] == expected(report)
 
 
 @contextmanager

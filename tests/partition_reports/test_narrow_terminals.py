@@ -13,8 +13,6 @@ from rich.console import Console
 from partita.commands.results import render_refusal
 from partita.diagnosis.explanation import refused_nodes
 from partita.partition_reports.render.show import REPORT_VIEWS
-from partita.partition_reports.render.terminal import Page
-from partita.partition_reports.sections.model import Column, table
 from partita.runtime.chain.advice import rows_of
 from tests.diagnosis import test_refusal
 from tests.partition_reports.documents import records
@@ -69,18 +67,3 @@ def test_brief_view_has_at_most_ten_lines_and_a_remedy(name: str) -> None:
         assert 2 <= len(lines) <= 10
         assert max(map(cell_len, lines)) <= width
         assert name in GOOD or any(line.startswith("remedy:") for line in lines)
-
-
-def test_wide_table_is_split_with_names_repeated() -> None:
-    columns = [Column("operator", number=False), Column("nodes"), Column("on", number=False)]
-    columns += [Column(f"{phase} {title}") for phase in ("prefill", "decode") for title in ("ms", "share")]
-    name, numbers = "model.layers.11.self_attn/Add_1", ("1,024", "2,619.75", "100.0 %", "0.013", "under 0.1 %")
-    stream = io.StringIO()
-    row = (name, numbers[0], "WebGpu 1,000, CPU 24", *numbers[1:])
-    Page(Console(file=stream, width=60, color_system=None)).table(
-        table("Wide", columns, [row] * 4, most=1, obvious=True)
-    )
-    text = stream.getvalue()
-    parts = text.count("  operator")
-    assert parts > 1 and text.count(name) == parts
-    assert all(number in text for number in numbers) and text.endswith("and 3 more rows; the JSON has all\n")

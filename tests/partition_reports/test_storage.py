@@ -6,11 +6,9 @@ import json
 import os
 
 import pytest
-from pydantic import ValidationError
 
 from partita.errors import ReportError
 from partita.partition_reports import storage
-from partita.partition_reports.records import Report
 from tests.partition_reports.samples import GPU_CHAIN, mixed_facts, recorded_facts, report_of
 
 
@@ -44,10 +42,6 @@ def test_report_round_trips_through_file(facts, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["r.json"], "no temporary file is left"
 
 
-def test_schema_is_the_first_field(stored):
-    assert next(iter(json.loads(stored.read_text(encoding="utf-8")))) == "schema"
-
-
 def test_unwritable_path_raises_single_line_error_without_file(report, tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("")
@@ -75,8 +69,10 @@ def test_failed_write_keeps_existing_report(report, stored, monkeypatch):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"\xff\xfe{}", "not a report: byte 0 is not UTF-8"),
-        *((text, "invalid JSON, damaged or truncated") for text in (b"", b"[" * 100_000, b"1" * 5000, b"{]", b"{")),
+        *(
+            (text, "invalid JSON, damaged or truncated")
+            for text in (b"\xff\xfe{}", b"", b"[" * 100_000, b"1" * 5000, b"{]", b"{")
+        ),
         *(
             (text, "not a partition report, it has no schema field")
             for text in (b"[]", b"3", b"null", b"{}", b'{"schema": 1}', b'{"schema": null}')
@@ -131,11 +127,6 @@ def test_unknown_fields_are_ignored_when_reading(facts, tmp_path):
     path = tmp_path / "newer.json"
     path.write_text(json.dumps(newer))
     assert storage.read(path) == made
-
-
-def test_unknown_field_is_rejected_when_building_report(report):
-    with pytest.raises(ValidationError, match="colour"):
-        Report.model_validate({**report.model_dump(by_alias=True), "colour": "blue"})
 
 
 def test_report_is_ascii_and_preserves_unicode_names(report, tmp_path):

@@ -11,10 +11,9 @@ from partita.diagnosis.session_index import SessionIndex
 from partita.explain import Explanation, find, headline
 from partita.observations.facts import AssignedNode, GraphNode, PortFact, SessionFacts
 from partita.partition_reports.outcome import state_name
+from partita.partition_reports.phase_records import Subgraphs
 from partita.partition_reports.placement import find_subgraphs
-from partita.partition_reports.records import Report, Subgraphs
-from partita.partition_reports.sections.fallbacks import section as fallbacks_section
-from partita.partition_reports.sections.placement import section as nodes_section
+from partita.partition_reports.records import Report
 from tests.partition_reports.report_changes import each_phase, mixed
 from tests.partition_reports.samples import (
     CPU,
@@ -25,6 +24,7 @@ from tests.partition_reports.samples import (
     phase_of,
     report_of,
     run_facts,
+    section_of,
     session_facts,
     shown,
     windows,
@@ -142,8 +142,7 @@ def test_subgraph_node_with_main_graph_name_is_its_own_fallback():
     assert [(entry.name, entry.provider) for entry in phase_of(report, "decode").nodes] == [("mm", GPU), ("if", GPU)]
     assert [(entry.node, entry.provider, entry.cost) for entry in report.fallbacks] == [("mm", CPU, None)]
     assert (state_name(report), report.conflicts) == ("partly", ())
-    assert "unexplained" not in str(nodes_section(report))
-    assert "target='n0-" in str(fallbacks_section(mixed())) and "target='n0-" not in str(fallbacks_section(report))
+    assert "unexplained" not in str(section_of(report, "placement"))
     told = find(report, "mm")
     assert isinstance(told, Explanation)
     assert "the preferred provider" in headline(told) and "unexplained" not in headline(told)

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from partita.observations.facts import SpeculationFact, StepFact
-from partita.partition_reports.cost import percentile, speculation_figures, step_times
-from partita.partition_reports.records import Phase
+from partita.partition_reports.cost import speculation_figures, step_times
+from partita.partition_reports.phase_records import Phase
 from partita.partition_reports.sections.model import Table
-from partita.partition_reports.sections.phases import section, speculation_section
 from tests.partition_reports.report_changes import mixed
-from tests.partition_reports.samples import phase_of, recorded_facts, report_of, step
-
-
-@pytest.mark.parametrize("count", [0, 1, 2, 3, 10, 101])
-def test_percentile_matches_numpy(count):
-    values = [random.Random(count).random() for _ in range(count)]
-    for percent in (0, 50, 95, 99, 100):
-        expected = pytest.approx(float(np.percentile(values, percent))) if values else None
-        assert percentile(values, percent) == expected
+from tests.partition_reports.samples import phase_of, section_of, step
 
 
 def test_profiled_steps_are_excluded_from_speed():
@@ -52,7 +41,8 @@ def phase(steps: int) -> Phase:
     ("steps", "shown"), [((3,), set()), ((20,), {"step p95 ms"}), ((1, 100), {"step p95 ms", "step p99 ms"})]
 )
 def test_percentiles_are_shown_only_with_enough_steps(steps: tuple[int, ...], shown: set[str]):
-    figures, *_ = section(mixed().model_copy(update={"phases": tuple(map(phase, steps))})).blocks
+    found = section_of(mixed().model_copy(update={"phases": tuple(map(phase, steps))}), "phases")
+    figures = found and found.blocks[0]
     assert isinstance(figures, Table)
     rows = {row.cells[0]: row.cells[1:] for row in figures.rows}
     assert {name for name in rows if "p9" in name} == shown
@@ -93,15 +83,3 @@ def test_speedup_is_none_without_plain_steps() -> None:
     none = speculation_figures(NGRAM, (PREFILL,))
     assert none is not None and (none.steps, none.tokens_per_step, none.acceptance_rate) == (0, None, None)
     assert speculation_figures(None, STEPS) is None
-
-
-def test_section_shows_acceptance_rate_and_speedup() -> None:
-    report = report_of(replace(recorded_facts(), steps=STEPS, speculation=SpeculationFact("draft", "small")))
-    found = speculation_section(report)
-    assert found is not None
-    (figures,) = found.blocks
-    assert isinstance(figures, Table)
-    shown = {row.cells[0]: row.cells[1] for row in figures.rows}
-    assert {"draft": "small", "drafted": "12", "accepted": "6", "acceptance rate": "50.0 %"}.items() <= shown.items()
-    assert {"tokens per step": "1.86", "plain token ms": "2.00", "speedup": "1.595"}.items() <= shown.items()
-    assert speculation_section(report_of(recorded_facts())) is None

@@ -11,14 +11,10 @@ import pytest
 
 from partita.cli import run
 from partita.partition_reports import storage
-from partita.partition_reports.outcome import state_name
-from partita.partition_reports.records import Subgraphs
-from partita.partition_reports.sections.report import model_name, sign_and_tone
 from tests.partition_reports import pages
 from tests.partition_reports.html_tree import Element, read, section, words
-from tests.partition_reports.report_changes import each_phase, with_cost
+from tests.partition_reports.report_changes import mixed
 from tests.partition_reports.reports import REPORTS as OTHERS
-from tests.partition_reports.reports import dry_report
 from tests.partition_reports.samples import shown
 
 LARGEST_PAGE = 2_000_000
@@ -77,7 +73,7 @@ def test_hostile_text_is_escaped() -> None:
     assert len(root.all("script")) == len(root.all("style")) == 1
     for name in ("fallbacks", "nodes", "copies", "sources", "request", "machine", "checks"):
         assert "onerror=window.hacked" in section(root, name).text, name
-    titles = [e["title"] for e in section(root, "layers").all("a") if e["title"]]
+    titles = [e["title"] for e in section(root, "placement").all("a") if e["title"]]
     assert titles and all(pages.HOSTILE in title for title in titles if "Memcpy" not in title)
     assert pages.HOSTILE in root.one("title").text and "49" not in root.one("h1").text
 
@@ -133,28 +129,8 @@ def test_tables_have_captions_and_scopes(page: str) -> None:
 # content
 
 
-@pytest.mark.parametrize(
-    ("report", "state", "headline"),
-    [
-        (pages.cpu_report, "all", "All nodes ran on CPU"),
-        (pages.mixed_report, "partly", "31 % of decode's node time is in 4 nodes on CPU"),
-        (REPORTS["unavailable"], "none", "Nothing ran on WebGpu: not_in_build"),
-        (pages.refused_report, "refused", "WebGpu rejected part of the graph; the rest ran on it"),
-        (REPORTS["empty"], "nothing", "No executed nodes are known"),
-        (dry_report, "partly", "Partly on WebGpu: 3 fallback nodes cause 3 copies in every decode run"),
-    ],
-)
-def test_header_shows_state_headline_and_model_name(report, state: str, headline: str) -> None:
-    made = report()
-    header = read(shown(made, "html")).one("header")
-    sign, tone = sign_and_tone(made)
-    assert state_name(made) == state
-    assert words(header.one("p", class_=f"state {tone}")) == f"{headline} {sign}"
-    assert words(header.one("h1")) == model_name(made)
-
-
 def test_layer_map_lists_each_node_once_per_phase_in_order(deep: Element) -> None:
-    table = section(deep, "layers").all("table")[0]
+    table = section(deep, "placement").all("table")[0]
     titles = [words(row.children[0]) for row in table.one("tbody").all("tr")]
     assert titles == ["before the layers", "layer 0", "layer 1", "layer 2", "after the layers"]
     for column in (1, 2):
@@ -179,8 +155,8 @@ def test_page_of_32_layer_model_is_below_size_limit() -> None:
 
 def test_page_is_written_next_to_the_report_or_to_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stored, target = tmp_path / "run.json", tmp_path / "page.html"
-    storage.write(pages.mixed_report(), stored)
-    page = shown(pages.mixed_report(), "html")
+    storage.write(mixed(), stored)
+    page = shown(mixed(), "html")
     assert run(["report", "html", str(stored), "--out", str(target)]) == 0
     assert target.read_text(encoding="utf-8") == page and not stored.with_suffix(".html").exists()
     assert run(["report", "html", str(stored)]) == 0
@@ -190,16 +166,3 @@ def test_page_is_written_next_to_the_report_or_to_out(tmp_path: Path, capsys: py
     assert run(["report", "html", str(stored), "--out", str(tmp_path / "no" / "x.html")]) == 1
     error = capsys.readouterr().err
     assert "not exist" in error and error.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("copies", "unseen", "said"), [(2, False, "2 in control-flow subgraphs"), (0, True, "may be missing")]
-)
-def test_views_report_known_or_possible_subgraph_copies(copies: int, unseen: bool, said: str):
-    bodies = Subgraphs(nodes=3, copies=copies, may_have_more_copies=unseen)
-    report = each_phase(
-        pages.mixed_report(), lambda phase: {"copies": (), "subgraphs": bodies, "cost": with_cost(phase, copies=0)}
-    )
-    views = [read(shown(report, "html")).text, " ".join(shown(report, "brief").split())]
-    for view in views:
-        assert said in view and "No copies between devices" not in view and "no Memcpy node, and" not in view

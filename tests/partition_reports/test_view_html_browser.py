@@ -10,6 +10,7 @@ import pytest
 from tests.conftest import require
 from tests.partition_reports import pages
 from tests.partition_reports.chromium import Tab, chromium, find_chromium
+from tests.partition_reports.report_changes import mixed
 from tests.partition_reports.reports import recorded
 from tests.partition_reports.samples import shown
 
@@ -17,7 +18,6 @@ SECTIONS = (
     "phases",
     "fallbacks",
     "placement",
-    "layers",
     "copies",
     "nodes",
     "checks",
@@ -26,7 +26,7 @@ SECTIONS = (
     "machine",
 )
 REPORTS = {
-    "mixed": pages.mixed_report,
+    "mixed": mixed,
     "cpu": pages.cpu_report,
     "deep": lambda: pages.deep_report(layers=4, repeats=1),
     "large": pages.deep_report,
@@ -94,7 +94,7 @@ def test_button_steps_through_fallback_nodes(tab: Tab, files: dict[str, Path]) -
 def test_link_into_collapsed_table_expands_it(tab: Tab, files: dict[str, Path]) -> None:
     tab.open(files["deep"], width=1440, height=900)
     assert not tab.run("document.querySelector('#nodes details').open")
-    tab.run("document.querySelector('#fallbacks tbody a').click()")
+    tab.run("document.querySelector('.map .cell a').click()")
     tab.run("new Promise(done => setTimeout(done, 100))")
     assert tab.run("document.querySelector('#nodes details').open")
     assert tab.run("document.querySelector('tr:target').getBoundingClientRect().height") > 0

@@ -15,8 +15,6 @@ from partita.partition_reports.render.show import REPORT_VIEWS
 from partita.partition_reports.sections.fallbacks import top_actions
 from tests.partition_reports.reports import many_inputs
 from tests.partition_reports.samples import (
-    CPU,
-    GPU,
     GPU_CHAIN,
     MIXED_PLAN,
     NO_GPU_CHAIN,
@@ -48,17 +46,6 @@ def test_cache_not_in_place_and_unverified_package_are_reported_at_the_top():
     assert out.startswith("tiny: All nodes ran on CPU\n\n  unverified package: --no-verify\n")
     assert "cache: NOT in place: 1 of 4 states copied (64 KiB on Cpu)" in out
     assert "NOT in place: past_key_values.0.value" in out
-
-
-def test_differing_phases_are_listed_separately():
-    events = tuple(event(run, 0, "a", "Add", CPU) for run in range(2))
-    one = session_facts(file="a.onnx", phases=("prefill",), plan=(("a",),), events=events[:1], runs=windows("prefill"))
-    names = (("a", "b"),)
-    two = session_facts(file="b.onnx", phases=("decode",), plan=names, events=events[:1], runs=windows("decode"))
-    two = replace(two, registered=(GPU, CPU))  # so that only the run tells where a node is
-    out = rendered(report_of(run_facts(one, two)), 200)
-    assert "placement: 1 of 1 node on CPU in prefill" in out
-    assert "placement: 1 of 2 nodes on CPU, 1 on an unknown provider in decode" in out
 
 
 def test_failed_checks_are_listed_individually():

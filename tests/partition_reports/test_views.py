@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -16,11 +15,9 @@ from partita import cli
 from partita.compare.reports import compare
 from partita.errors import UsageError
 from partita.explain import find
-from partita.observations.text_format import clean, decimals
+from partita.observations.text_format import clean
 from partita.partition_reports import storage
-from partita.partition_reports.outcome import counted_rows, fallbacks_of, used_phases
 from partita.partition_reports.render.show import GENERAL, REPORT_VIEWS, load_view, view_names
-from partita.partition_reports.sections import fallbacks, phases, placement
 from partita.partition_reports.sections.model import (
     Block,
     Command,
@@ -28,15 +25,13 @@ from partita.partition_reports.sections.model import (
     Group,
     LayerMap,
     Line,
-    Section,
     Table,
     is_empty,
     shown_blocks,
     shown_rows,
 )
-from tests.partition_reports.documents import MATMUL, document_of, made_bench, records
+from tests.partition_reports.documents import MATMUL, document_of, records
 from tests.partition_reports.html_tree import Element, read, section, words
-from tests.partition_reports.pages import mixed_report
 from tests.partition_reports.report_changes import HARMFUL, HOSTILE, mixed, moved, renamed
 from tests.partition_reports.reports import REPORTS
 from tests.views import print_text
@@ -132,47 +127,6 @@ def test_headline_and_opening_are_the_same_in_every_view(shown: Shown) -> None:
             assert squeezed(sentence.removeprefix(f"{shown.document.name}: ")) in printed
 
 
-def rows_of(part: Section | None, first_column: str) -> dict[str, tuple[str, ...]]:
-    """Rows of the tables whose first column has this title, by their first cell."""
-    blocks = every_block(part.blocks) if part is not None else ()
-    tables = [block for block in blocks if isinstance(block, Table) and block.columns[0].title == first_column]
-    return {row.cells[0]: row.cells for table in tables for row in table.rows}
-
-
-def leading(cell: str) -> int:
-    """The count that a text begins with."""
-    return int(re.findall(r"^[\d,]+", cell)[0].replace(",", ""))
-
-
-@pytest.mark.parametrize("name", REPORTS)
-def test_figures_of_sections_match_the_report(name: str) -> None:
-    report = REPORTS[name]()
-    used, rows = used_phases(report), rows_of(phases.section(report), "figure")
-    for at, phase in enumerate(report.phases, start=1):
-        assert leading(rows["partitions"][at]) == len(phase.partitions)
-        assert phase.cost is None or leading(rows["copies"][at]) == phase.cost.copies == len(phase.copies)
-        for entry in phase.providers:
-            short = entry.provider.removesuffix("ExecutionProvider")
-            (cells,) = [cells for name, cells in rows.items() if re.match(rf"nodes on {re.escape(short)}\b", name)]
-            assert leading(cells[at]) == entry.nodes, "added nodes have a row of their own"
-        if report.dry_run is None:
-            assert rows["step p50 ms"][at] == decimals(phase.step_p50_ms)
-    for title, groups in (("operator", "by_op_type"), ("module", "by_module"), ("layer", "by_layer")):
-        part = placement.layers_section(report) if title == "layer" else placement.section(report)
-        shares, by_name = [share for phase in used for share in getattr(phase, groups)], rows_of(part, title)
-        assert set(by_name) == {share.name for share in shares}
-        assert all(f"{share.nodes:,}" in by_name[share.name][1].split(" / ") for share in shares)
-    copies = phases.copies_section(report)
-    tables = [block for block in copies.blocks if isinstance(block, Table)] if copies else []
-    counted = {sum(leading(row.cells[2]) for row in each.rows) for each in tables}
-    assert counted == {len(phase.copies) for phase in used if phase.copies}
-    if report.fallbacks:
-        found = fallbacks.section(report)
-        assert leading(found.about) == len({name for names in counted_rows(report).values() for name in names})
-        groups_shown = [each for each in found.blocks if isinstance(each, Group) and re.match(r"r\d", each.anchor)]
-        assert len(groups_shown) == len({(entry.reason, entry.provider) for entry in fallbacks_of(report)})
-
-
 def test_blocks_without_content_are_omitted() -> None:
     empty, fold = Table("", (), ()), Group("fold", (), folded=True)
     assert is_empty(empty) and shown_blocks([empty, fold, LayerMap("", "", (), (), ()), Line("a")]) == [Line("a")]
@@ -196,7 +150,7 @@ def test_hostile_names_are_escaped_in_every_view(name: str) -> None:
 
 @pytest.fixture
 def stored(tmp_path):
-    storage.write(mixed_report(), tmp_path / "run.json")
+    storage.write(mixed(), tmp_path / "run.json")
     return tmp_path / "run.json"
 
 
@@ -224,12 +178,3 @@ def test_report_verbs_match_their_view(stored, capsys, short, view):
     printed = capsys.readouterr().out
     assert cli.run(["report", "show", str(stored), "--view", view]) == 0
     assert capsys.readouterr().out == printed
-
-
-def test_bench_results_have_json_view_and_list_views(tmp_path, capsys):
-    file = tmp_path / "bench.json"
-    file.write_text(storage.to_json(made_bench()))
-    assert cli.run(["report", "show", str(file), "--view", "json"]) == 0
-    assert json.loads(capsys.readouterr().out)["schema"] == "partita.bench/1"
-    assert cli.run(["report", "show", str(file), "--view", "pie"]) == 2
-    assert "unknown view 'pie'; choose from: brief, html, json, markdown, text" in capsys.readouterr().err

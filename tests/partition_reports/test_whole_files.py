@@ -15,7 +15,8 @@ from partita.observations.facts import AssignedNode, SessionFacts
 from partita.options.reports import CheckOptions
 from partita.partition_reports.outcome import headline as outcome_of
 from partita.partition_reports.outcome import state_name
-from partita.partition_reports.records import NodePlacement, Report
+from partita.partition_reports.phase_records import NodePlacement
+from partita.partition_reports.records import Report
 from tests.partition_reports.report_changes import each_node
 from tests.partition_reports.samples import (
     CPU,
@@ -91,13 +92,6 @@ def test_function_split_across_providers_counts_once_and_fails_requirement(optim
     assert not held and "share 0 " in said, "its operator is that of the file"
     assert outcome(report, "op=Part,nodes=1")[0]
     assert {entry.provider: entry.nodes for entry in report.phases[0].providers} == {GPU: 1, CPU: 1}
-
-
-def test_calls_of_same_function_need_optimised_graph_to_be_matched():
-    again = replace(exported("again", ("x",), ("w",)), op_type="Part", domain="local")
-    facts = a_function(optimised=None)
-    report = report_on(replace(facts, graph=(*facts.graph, again)))
-    assert not any(node.replaces for node in report.phases[0].nodes)
 
 
 def test_function_call_explanation_covers_all_inlined_nodes(unfolded: Report):

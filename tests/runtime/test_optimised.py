@@ -14,7 +14,7 @@ from onnx import parser
 from partita.check.requirements import Limits
 from partita.errors import ResourceError
 from partita.library.run_report import report_run
-from partita.partition_reports.request_records import Request
+from partita.partition_reports.records import Request
 from partita.providers.resolve import Resolution, known_providers
 from partita.runtime.chain.open_chain import chain_entry
 from partita.runtime.generate import run_facts

@@ -20,7 +20,7 @@ from partita.observations.records import ChainEntry, Environment
 from partita.options.generation import BatchOptions
 from partita.package.folder import Manifest
 from partita.partition_reports.records import Report
-from partita.partition_reports.request_records import Request as Asked
+from partita.partition_reports.records import Request as Asked
 from partita.runtime.generate.prefix_file import PrefixContent
 from partita.runtime.generate.record import Step
 from partita.runtime.generate.text.tokens import Text, TextStream

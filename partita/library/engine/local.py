@@ -45,7 +45,7 @@ from partita.library.place.probing import REFUSAL_SECONDS, probe_package, refusa
 from partita.library.run_report import option_texts
 from partita.options.generation import BatchOptions
 from partita.package.folder import Manifest
-from partita.partition_reports.request_records import Request as Asked
+from partita.partition_reports.records import Request as Asked
 from partita.runtime.chain.open_chain import chain_entry, idle_providers
 from partita.runtime.chain.pins import parse_pins
 from partita.runtime.generate.choice.sampling import RecordingSampler, make_sampler

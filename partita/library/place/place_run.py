@@ -21,8 +21,7 @@ from partita.observations.facts import RunFacts
 from partita.observations.names import EXPERIMENTS
 from partita.options.placement import PlaceOptions
 from partita.package.folder import sha256_of
-from partita.partition_reports.records import Report
-from partita.partition_reports.request_records import DryRunFacts, ModelFacts, ModelInput, Request
+from partita.partition_reports.records import DryRunFacts, ModelFacts, ModelInput, Report, Request
 from partita.runtime.chain.advice import package_facts
 from partita.runtime.chain.open_chain import chain_entry
 from partita.runtime.chain.pins import parse_pins

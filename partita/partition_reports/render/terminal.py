@@ -84,16 +84,14 @@ class Page:
         """Print a string without wrapping."""
         self.lines([Text(self.sanitised(line), style=style)])
 
-    def line(
-        self, line: str, *, indent: int = INDENT, hang: int = 0, label: str = "", style: Style | str = PLAIN
-    ) -> None:
-        """Print a paragraph with a label; wrapped lines are indented by `hang` more."""
-        self.lines(self.wrapped(line, indent=indent, hang=hang, label=label, style=style))
+    def line(self, line: str, *, indent: int = INDENT) -> None:
+        """Print a paragraph."""
+        self.lines(self.wrapped(line, indent=indent))
 
     def wrapped(
         self, line: str, *, indent: int = 0, hang: int = 0, label: str = "", style: Style | str = PLAIN
     ) -> list[Text]:
-        """The lines of a paragraph."""
+        """The lines of a paragraph with a label; wrapped lines are indented by `hang` more."""
         text = Text.assemble((f"{self.sanitised(label)}: ", BOLD) if label else "", self.sanitised(line), style=style)
         lines = list(text.wrap(self.console, self.width - indent - hang, overflow="fold"))
         return [Text(" " * (indent + (hang if number else 0))) + part for number, part in enumerate(lines)]
@@ -117,7 +115,7 @@ class Page:
         """
         room, (rows, rest), columns = self.width - INDENT, shown_rows(table), table.columns
         if not table.obvious and not table.headless:
-            self.line(table.caption, style=DIM)
+            self.lines(self.wrapped(table.caption, indent=INDENT, style=DIM))
         heads = ["" if table.headless else self.sanitised(column.title) for column in columns]
         cells = [[self.sanitised(cell) for cell in row.cells] for row in rows]
         natural = [max(cell_len(row[n]) for row in (heads, *cells)) for n in range(len(columns))]
@@ -146,7 +144,7 @@ class Page:
                 parts = ((segment.text, segment.style or PLAIN) for segment in line)
                 self.lines([Text.assemble(" " * INDENT, *parts)])
         if rest:
-            self.line(rest, style=DIM)
+            self.lines(self.wrapped(rest, indent=INDENT, style=DIM))
 
 
 def _parts(least: Sequence[int], room: int) -> list[list[int]]:
@@ -173,7 +171,8 @@ def show_document(page: Page, document: Document) -> None:
     for section in document.sections:
         if shown_blocks(section.blocks):
             page.console.print()
-            page.line(f"{section.title}: {section.about}" if section.about else section.title, indent=0, style=BOLD)
+            title = f"{section.title}: {section.about}" if section.about else section.title
+            page.lines(page.wrapped(title, style=BOLD))
             _show_blocks(page, section.blocks, INDENT)
 
 
@@ -233,14 +232,14 @@ def _show_block(page: Page, block: Block, indent: int) -> None:
     block = block.as_line if isinstance(block, Plot) else block
     if isinstance(block, Line):
         hang = INDENT if block.label else 0
-        page.line(block.text, indent=indent, hang=hang, label=block.label, style=TONES[block.tone])
+        page.lines(page.wrapped(block.text, indent=indent, hang=hang, label=block.label, style=TONES[block.tone]))
     elif isinstance(block, Command):
         page.lines(page.command(block.arguments, indent))
         if block.does:
-            page.line(block.does, indent=indent + INDENT, style=DIM)
+            page.lines(page.wrapped(block.does, indent=indent + INDENT, style=DIM))
     elif isinstance(block, Table):
         page.table(block)
     elif isinstance(block, Group):
         if block.title:
-            page.line(block.title, indent=indent, hang=INDENT, style=BOLD)
+            page.lines(page.wrapped(block.title, indent=indent, hang=INDENT, style=BOLD))
         _show_blocks(page, block.blocks, indent + INDENT if block.title else indent)

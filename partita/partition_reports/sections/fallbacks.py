@@ -24,8 +24,8 @@ from partita.observations.text_format import (
     tally,
 )
 from partita.partition_reports.cost import waiting_us
-from partita.partition_reports.groups import grouped, ran_by, share_of, total_us
-from partita.partition_reports.outcome import counted_rows, fallbacks_of, is_folded, key_of, preferred_of, used_phases
+from partita.partition_reports.groups import grouped, share_of, total_us
+from partita.partition_reports.outcome import counted_rows, key_of
 from partita.partition_reports.records import Report
 from partita.partition_reports.sections.model import (
     Block,
@@ -33,7 +33,6 @@ from partita.partition_reports.sections.model import (
     Command,
     Group,
     Line,
-    Section,
     Table,
     fields_of,
     pairs,
@@ -41,11 +40,12 @@ from partita.partition_reports.sections.model import (
     table_of,
 )
 from partita.partition_reports.sections.phases import copied_bytes
-from partita.partition_reports.sections.placement import node_anchors
 from partita.remedies import split
 
 REASONS_PAGE = "docs/reasons.md"
 """Documentation of the reason codes, with an anchor for each."""
+ANCHOR = "r"
+"""Prefix of the anchor of a reason's group, before its number in display order."""
 NAMED = 8
 """Maximum families of nodes that are named."""
 NAMED_WORDS = 3
@@ -59,27 +59,26 @@ OF_FOLDER, OF_INPUTS = ("variant", "contract", "max-length"), ("shape", "input")
 """Options of a request other than provider options, by command-line name; those of `OF_INPUTS` are repeatable."""
 
 
-def section(report: Report) -> Section:
+def fallback_blocks(report: Report) -> Iterator[Block]:
     """Unavailable providers, rejected parts, then fallback nodes by reason."""
-    blocks: list[Block] = [_unavailable(report, entry) for entry in report.chain if entry.status != "active"]
-    title = "Rejected parts of the graph, found by bisection"
-    blocks.append(table_of(title, report.rejected_parts, *REJECTED, obvious=False))
-    blocks += [_reason_group(report, number, entries) for number, entries in enumerate(by_reason(report))]
-    if not report.fallbacks:
-        blocks.append(Line(_none_text(report)))
-    if any(isinstance(block, Group) for block in blocks):
-        blocks.append(Line(REASONS_PAGE, "reason codes", "quiet"))
+    groups = [_unavailable(report, entry) for entry in report.unavailable]
+    yield from groups
+    yield table_of("Rejected parts of the graph, found by bisection", report.rejected_parts, *REJECTED, obvious=False)
+    reasons = [_reason_group(report, number, entries) for number, entries in enumerate(by_reason(report))]
+    yield from reasons
+    if not reasons:
+        text = f"None: every node is on {report.preferred}, the first provider of the chain."
+        if not report.used_phases:
+            text = "None: ONNX Runtime folded the whole graph." if report.is_folded else "No nodes are known."
+        yield Line(text)
+    yield from [Line(REASONS_PAGE, "reason codes", "quiet")] if groups or reasons else []
     if report.probing is not None:
-        blocks.append(pairs("Probes", fields_of(report.probing, prefix="probes: ")))
-    about = f"{count_text(report, report.fallbacks)} not on {preferred_of(report)}" if report.fallbacks else ""
-    return Section("fallbacks", "Fallbacks", tuple(blocks), about)
+        yield pairs("Probes", fields_of(report.probing, prefix="probes: "))
 
 
-def _none_text(report: Report) -> str:
-    """Text for a report without fallbacks."""
-    if used_phases(report):
-        return f"None: every node is on {preferred_of(report)}, the first provider of the chain."
-    return "None: ONNX Runtime folded the whole graph at load time." if is_folded(report) else "No nodes are known."
+def fallback_count(report: Report) -> str:
+    """`4 nodes not on CUDAExecutionProvider`; empty without fallbacks."""
+    return f"{count_text(report, report.fallbacks)} not on {report.preferred}" if report.fallbacks else ""
 
 
 def _unavailable(report: Report, entry: ChainEntry) -> Group:
@@ -99,7 +98,7 @@ def _commands(actions: Iterable[Action]) -> list[Command]:
 
 def by_reason(report: Report) -> list[list[Fallback]]:
     """Fallbacks by reason and provider: the highest cost first, unexplained ones after others, harmless ones last."""
-    return sorted(grouped(fallbacks_of(report), lambda entry: (entry.reason, entry.provider)).values(), key=_rank)
+    return sorted(grouped(report.active_fallbacks, lambda entry: (entry.reason, entry.provider)).values(), key=_rank)
 
 
 def _rank(entries: Sequence[Fallback]) -> tuple[bool, bool, float, int, int, str, str]:
@@ -125,16 +124,11 @@ def _reason_group(report: Report, number: int, entries: Sequence[Fallback]) -> G
     blocks: list[Block] = [] if has_title else [Line(text, "reason")]
     blocks += [cost_line(report, entries) or Line(NO_COST, "cost"), Line(tally(operators), "operators")]
     shows_remedy = len(findings) > 1 and len(remedies) > 1
-    blocks += [_finding(report, members, shows_remedy) for members in findings.values()]
+    blocks += [_finding(members, shows_remedy) for members in findings.values()]
     blocks += [Line(first.remedy, "remedy", "good")] if len(remedies) == 1 else []
     blocks += _commands(actions_for(report, first.reason, first.preferred_provider, entries))
     title = f"{reason_title(first.reason)}: {_count_in_phases(report, entries)}, on {short_provider(first.provider)}"
-    return Group(title, tuple(blocks), reason_anchor(number))
-
-
-def reason_anchor(number: int) -> str:
-    """Anchor of a reason's group, by its number in display order."""
-    return f"r{number}"
+    return Group(title, tuple(blocks), f"{ANCHOR}{number}")
 
 
 def reason_title(code: str) -> str:
@@ -161,14 +155,14 @@ def reason_text(entries: Sequence[Fallback]) -> str:
         return reason.title
     operators = list(dict.fromkeys(entry.op_type or "unknown nodes" for entry in entries))
     provider = short_provider(entries[0].preferred_provider)
-    text = reason.sentence.format(provider=provider, op=_first_names(operators), before="".join(befores))
+    text = reason.sentence.format(provider=provider, op=first_names(operators), before="".join(befores))
     works = [now for now in helped[0] if all(now in changes for changes in helped)] if names_change else []
     if len({now.rpartition(" ")[0] for now in works} - {""}) == 1:  # "MaxPool of opset 12, 11 and 10"
         works = [works[0], *(now.rpartition(" ")[2] for now in works[1:])]
-    return f"{text}; {_first_names(works)} {'works' if len(works) == 1 else 'work'}" if works else text
+    return f"{text}; {first_names(works)} {'works' if len(works) == 1 else 'work'}" if works else text
 
 
-def _first_names(names: Sequence[str]) -> str:
+def first_names(names: Sequence[str]) -> str:
     """`a, b and c`, `a, b, c and 2 more`."""
     more = [f"{len(names) - NAMED_WORDS} more"] if len(names) > NAMED_WORDS else []
     return listing([*names[:NAMED_WORDS], *more])
@@ -177,10 +171,10 @@ def _first_names(names: Sequence[str]) -> str:
 def count_text(report: Report, entries: Iterable[Fallback]) -> str:
     """`4 nodes and 2 added nodes`: file nodes of some fallbacks, and nodes that ONNX Runtime added."""
     rows, own, added, parts = counted_rows(report), set[str](), set[str](), set[str]()
-    runs = {phase.name: ran_by(phase) for phase in report.phases}
+    runs = {phase.name: phase.ran_by for phase in report.phases}
     for entry in entries:
         own.update(rows[key_of(entry)])
-        ran = runs[entry.phase].get(entry.node, ())
+        ran = runs.get(entry.phase, {}).get(entry.node, ())
         parts.update(row.name for row in ran)
         added |= {entry.node} if not ran and not rows[key_of(entry)] else set()
     counts = [(len(own), "node"), (len(added), "added node")]
@@ -253,7 +247,7 @@ def finding_key(report: Report) -> Callable[[Fallback], object]:
     return key
 
 
-def _finding(report: Report, members: Sequence[Fallback], shows_remedy: bool) -> Group:
+def _finding(members: Sequence[Fallback], shows_remedy: bool) -> Group:
     """Evidence with its nodes."""
     by_node, first = grouped(members, lambda entry: entry.node), members[0]
     by_line = grouped(by_node, lambda name: by_node[name][-1].source_line)
@@ -269,35 +263,12 @@ def _finding(report: Report, members: Sequence[Fallback], shows_remedy: bool) ->
         evidence = _first_of(each.evidence for each in found)
         blocks += [Line(f"{reason}: {evidence}", f"not on {name} either")]
         blocks += [Line(other.remedy, f"remedy for {name}", "good")]
-    title = f"{plural(len(by_node), 'node')} with cost"
-    blocks.append(Group(title, (_cost_table(report, list(by_node.values())),), folded=True))
     probed = [(why.variants, entry.node) for entry in members for why in entry.preferred if why.variants]
     for variants, tried in grouped(probed, lambda pair: pair[0]).items():
         nodes = dict.fromkeys(node for _, node in tried)
         title = f"{plural(len(variants), 'probe')} of {name_some(nodes, NAMED)}"
         blocks.append(Group(title, tuple(probe_table(title, variants)), folded=True))
     return Group("", tuple(blocks))
-
-
-def _cost_table(report: Report, nodes: Sequence[Sequence[Fallback]]) -> Table:
-    """Nodes with their cost in the last phase."""
-    anchors, rows = node_anchors(report), []
-    for entries in nodes:
-        last, cost = entries[-1], entries[-1].cost
-        row: dict[str, object] = {
-            "node": last.node,
-            "operator": last.op_type or UNKNOWN,
-            "phases": listing(dict.fromkeys(entry.phase for entry in entries)),
-            "source_line": last.source_line,
-            "host_us": cost and cost.host_us_per_run,
-            "copies": cost and len(cost.copies),
-            "copied_bytes": cost and cost.copies and cost.copy_bytes_per_run,
-            "harmless": cost and (UNKNOWN if cost.harmless is None else cost.harmless),
-            "why": cost.harmless_reason if cost else "no phase measured it",
-            "target": anchors.get((last.phase, last.node), "") if cost else "",
-        }
-        rows.append(row)
-    return table_of(f"Affected nodes; cost{in_phases([nodes[-1][-1].phase])}", rows, obvious=False)
 
 
 def probe_table(title: str, variants: Sequence[VariantRecord]) -> Iterator[Block]:
@@ -360,9 +331,8 @@ def actions_for(report: Report, reason: str | None, provider: str, entries: Sequ
 
 def top_actions(report: Report) -> Iterator[Action]:
     """The actions for unavailable providers, and for the first reason with actions."""
-    for entry in report.chain:
-        if entry.status == "unavailable":
-            yield from actions_for(report, entry.reason, entry.provider)
+    for entry in report.unavailable:
+        yield from actions_for(report, entry.reason, entry.provider)
     for entries in by_reason(report):
         if found := actions_for(report, entries[0].reason, entries[0].preferred_provider, entries):
             yield from found
@@ -372,20 +342,22 @@ def top_actions(report: Report) -> Iterator[Action]:
 # Kernel paths
 
 
-def kernel_section(report: Report) -> Section | None:
-    """Kernel paths, slow ones first; None if no executed node has an operator with several kernels."""
+def kernel_blocks(report: Report) -> Iterator[Block]:
+    """Kernel paths, slow ones first; nothing if no executed node has an operator with several kernels."""
     if not report.kernel_paths:
-        return None
-    slow = slow_groups(report)
-    blocks: list[Block] = [_kernel_group(entries) for entries in slow]
-    if not slow:
-        blocks.append(Line("No node is known to take a slow path."))
+        return
+    groups: list[Block] = [_kernel_group(entries) for entries in slow_groups(report)]
+    yield from groups or [Line("No node is known to take a slow path.")]
     unknown = grouped((entry for entry in report.kernel_paths if entry.unknown), lambda e: (e.op_type, e.unknown))
     for (operator, text), entries in unknown.items():
-        blocks.append(Line(f"{plural(len({entry.node for entry in entries}), f'{operator} node')}: {text}", "unknown"))
-    blocks.append(_kernel_table(report.kernel_paths))
-    nodes = {entry.node for entries in slow for entry in entries}
-    return Section("kernels", "Kernel paths", tuple(blocks), f"{plural(len(nodes), 'node')} slow" if nodes else "")
+        yield Line(f"{plural(len({entry.node for entry in entries}), f'{operator} node')}: {text}", "unknown")
+    yield _kernel_table(report.kernel_paths)
+
+
+def slow_count(report: Report) -> str:
+    """`6 nodes slow`; empty without nodes on slow paths."""
+    nodes = {entry.node for entry in report.kernel_paths if entry.is_slow}
+    return f"{plural(len(nodes), 'node')} slow" if nodes else ""
 
 
 def slow_groups(report: Report) -> list[list[KernelPath]]:

@@ -43,8 +43,6 @@ class Row:
     cells: tuple[str, ...]
     anchor: str = ""
     """Target of links."""
-    target: str = ""
-    """Anchor that the row heading links to, in views with links."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,16 +244,13 @@ def fields_of(record: BaseModel, *exclude: str, prefix: str = "") -> list[tuple[
 def table_of(caption: str, records: Iterable[Any], *names: str, most: int = 0, obvious: bool = True) -> Table:
     """A row for each record, and a column for each of its fields that any record has a value for.
 
-    `names`: the fields. A record may be a dict, of which all keys are fields except `anchor` and `target` of the row.
+    `names`: the fields. A record may be a dict, of which all keys are fields except the `anchor` of the row.
     """
     values = [each if isinstance(each, dict) else {name: getattr(each, name) for name in names} for each in records]
-    fields = names or dict.fromkeys(name for row in values for name in row if name not in ("anchor", "target"))
+    fields = names or dict.fromkeys(name for row in values for name in row if name != "anchor")
     shown = [name for name in fields if not values or not all(_is_blank(row.get(name)) for row in values)]
     heads = [Column(label_of(name), number=any(_is_number(row.get(name)) for row in values)) for name in shown]
-    rows = [
-        Row(tuple(value_text(name, row.get(name)) for name in shown), row.get("anchor", ""), row.get("target", ""))
-        for row in values
-    ]
+    rows = [Row(tuple(value_text(name, row.get(name)) for name in shown), row.get("anchor", "")) for row in values]
     return table(caption, heads, rows, most=most, obvious=obvious)
 
 

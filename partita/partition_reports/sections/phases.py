@@ -16,24 +16,15 @@ from partita.observations.text_format import (
     short_provider,
 )
 from partita.partition_reports.cost import total_bytes, waiting_us
-from partita.partition_reports.groups import added_nodes, file_counts, folded_nodes, grouped
-from partita.partition_reports.outcome import (
-    TOO_FEW,
-    cache_text,
-    is_timed,
-    merge_phases,
-    status_of,
-    too_few_steps,
-    used_phases,
-)
-from partita.partition_reports.placement import subgraph_copies
-from partita.partition_reports.records import Copy, Phase, PhaseCost, Report
+from partita.partition_reports.groups import grouped
+from partita.partition_reports.outcome import cache_text
+from partita.partition_reports.phase_records import TOO_FEW, Copy, Phase, PhaseCost
+from partita.partition_reports.records import Report
 from partita.partition_reports.sections.model import (
     MOST,
     Block,
     Column,
     Line,
-    Section,
     Table,
     fields_of,
     label_of,
@@ -51,10 +42,6 @@ FIGURES = (
 """Fields of `PhaseCost` and `Phase` that are figures."""
 TAILS = {"step_p95_ms": 20, "step_p99_ms": 100}
 """Percentile -> minimum number of steps; with fewer steps it equals the slowest step."""
-WORK_NOTE = (
-    "One step. read: weights, and cached keys and values. flops: products and attention. ceiling share: the time of "
-    "this work at the measured rates of the machine, as a share of its host time."
-)
 NAMED_STATES = 12
 TIMED = (
     "The time of a copy includes the wait for the device. -: unknown; "
@@ -63,16 +50,15 @@ TIMED = (
 UNTIMED = "-: unknown, because the size depends on values."
 
 
-def section(report: Report) -> Section:
+def phase_blocks(report: Report) -> Iterator[Block]:
     """The figures of all phases, and the steps that they cover."""
-    blocks: list[Block] = [_figures(report.phases)] if report.phases else [Line("No phase was run.")]
-    blocks += [Line(phase.bound.sentence, "bound") for phase in report.phases if phase.bound is not None]
+    yield _figures(report.phases) if report.phases else Line("No phase was run.")
+    yield from (Line(phase.bound.sentence, "bound") for phase in report.phases if phase.bound is not None)
     for phase in report.phases:
-        few = f"; {plural(phase.steps, 'step')}: {TOO_FEW}" if too_few_steps(phase) else ""
-        blocks.append(Line(f"{phase.name}: {phase.timing_note}{few}.", tone="quiet"))
+        few = f"; {plural(phase.steps, 'step')}: {TOO_FEW}" if phase.has_few_steps else ""
+        yield Line(f"{phase.name}: {phase.timing_note}{few}.", tone="quiet")
     if report.totals is not None:
-        blocks.append(pairs("The whole run", fields_of(report.totals)))
-    return Section("phases", "Phases", tuple(blocks))
+        yield pairs("The whole run", fields_of(report.totals))
 
 
 def _figures(phases: Sequence[Phase]) -> Table:
@@ -85,7 +71,7 @@ def _figures(phases: Sequence[Phase]) -> Table:
 
 def _node_figures(phases: Sequence[Phase]) -> Iterator[tuple[str, ...]]:
     """Nodes per provider, with their share of the node time, and nodes that ONNX Runtime added or folded."""
-    counts = [file_counts(phase) for phase in phases]
+    counts = [phase.file_counts for phase in phases]
     for provider in dict.fromkeys(entry.provider for phase in phases for entry in phase.providers):
         shares = [{entry.provider: entry.time_share for entry in phase.providers}.get(provider) for phase in phases]
         cells = (
@@ -93,9 +79,10 @@ def _node_figures(phases: Sequence[Phase]) -> Iterator[tuple[str, ...]]:
             for each, share in zip(counts, shares, strict=True)
         )
         yield f"nodes on {short_provider(provider)}{' (node time)' if any(shares) else ''}", *cells
-    for name, count in (("added", added_nodes), ("folded", folded_nodes)):
-        if any(map(count, phases)):
-            yield f"nodes {name} by ONNX Runtime", *(f"{count(phase):,}" for phase in phases)
+    for name in ("added", "folded"):
+        numbers = [getattr(phase, f"{name}_count") for phase in phases]
+        if any(numbers):
+            yield f"nodes {name} by ONNX Runtime", *(f"{number:,}" for number in numbers)
 
 
 def _figure_text(phase: Phase, name: str) -> str:
@@ -107,56 +94,38 @@ def _figure_text(phase: Phase, name: str) -> str:
     return value_text(name, getattr(phase, name) or None) if phase.steps >= TAILS.get(name, 0) else NOT_KNOWN
 
 
-def work_section(report: Report) -> Section | None:
-    """Bytes and arithmetic per operator and layer, and their share of the measured ceilings; None if unknown."""
-    names, blocks = ("name", "read_bytes", "flops", "ceiling_share"), list[Block]()
-    for phase in report.phases:
-        for title, groups in (("operator", phase.by_op_type), ("layer", phase.by_layer)):
-            shown = [entry for entry in groups if entry.read_bytes]
-            if shown:
-                caption = f"Work by {title}{in_phases([phase.name])}"
-                blocks.append(table_of(caption, shown, *names, most=MOST, obvious=False))
-    return Section("work", "Work", (*blocks, Line(WORK_NOTE, tone="quiet"))) if blocks else None
-
-
-def cache_section(report: Report) -> Section | None:
-    """None without a cache."""
-    cache, status = report.cache, status_of(report.cache)
-    if cache is None or status == "no_cache":
-        return None
+def cache_blocks(report: Report) -> Iterator[Block]:
+    """Whether the cache stayed in place; nothing without a cache."""
+    cache = report.cache
+    if cache is None or cache.status == "no_cache":
+        return
     steps = f", {plural(cache.checked_steps, 'observed step')}" if cache.checked_steps else ""
-    blocks: list[Block] = [Line(f"{plural(cache.states, 'state')}: {cache_text(cache)}{steps}")]
-    moved = [entry.name for entry in cache.entries if not entry.in_place and status != "not_checked"]
-    blocks += [Line(name_some(moved, NAMED_STATES), "NOT in place", "bad")] if moved else []
-    return Section("cache", "KV cache", tuple(blocks))
+    yield Line(f"{plural(cache.states, 'state')}: {cache_text(cache)}{steps}")
+    moved = [entry.name for entry in cache.entries if not entry.in_place and cache.status != "not_checked"]
+    yield from [Line(name_some(moved, NAMED_STATES), "NOT in place", "bad")] if moved else []
 
 
-def speculation_section(report: Report) -> Section | None:
-    """None without speculative decoding."""
-    if report.speculation is None:
-        return None
-    figures = pairs("Speculative decoding", fields_of(report.speculation))
-    return Section("speculation", "Speculative decoding", (figures,))
+def speculation_blocks(report: Report) -> Iterator[Block]:
+    """Figures of speculative decoding; nothing without it."""
+    if report.speculation is not None:
+        yield pairs("Speculative decoding", fields_of(report.speculation))
 
 
 # Copies
 
 
-def copies_section(report: Report) -> Section | None:
-    """Copies between devices, by family; None if no nodes are known."""
-    used = used_phases(report)
-    copying = tuple(phase for phase in used if phase.copies)
-    if not used:
-        return None
-    if not copying:
+def copies_blocks(report: Report) -> Iterator[Block]:
+    """Copies between devices, by family; nothing if no nodes are known."""
+    used = report.used_phases
+    if any(phase.copies for phase in used):
+        yield from (_copy_table(phases) for phases in report.placements if phases[0].copies)
+        yield Line(TIMED if report.is_timed else UNTIMED, tone="quiet")
+    elif used:
         inside = "".join(dict.fromkeys(map(_subgraph_suffix, used)))
         known = any(entry.source == "memory_info" and entry.available for entry in report.sources)
         bound = "every session input and output is bound in the memory that ONNX Runtime expects"
         bound = bound if known else "copies of session inputs and outputs are unknown"
-        none = f"None: no Memcpy node{f' outside control flow{inside}' if inside else ''}, and {bound}."
-        return Section("copies", "Copies", (Line(none),))
-    tables = map(_copy_table, merge_phases(copying))
-    return Section("copies", "Copies", (*tables, Line(TIMED if is_timed(report) else UNTIMED, tone="quiet")))
+        yield Line(f"None: no Memcpy node{f' outside control flow{inside}' if inside else ''}, and {bound}.")
 
 
 def _copy_table(phases: Sequence[Phase]) -> Table:
@@ -215,7 +184,7 @@ def _subgraph_suffix(phase: Phase) -> str:
     """Suffix with the number of copies in control-flow subgraphs."""
     if phase.subgraphs is None:
         return ""
-    if subgraph_copies(phase) is None:
+    if phase.subgraph_copies is None:
         return " (some in control-flow subgraphs may be missing)"
     return f" and {phase.subgraphs.copies:,} in control-flow subgraphs" if phase.subgraphs.copies else ""
 

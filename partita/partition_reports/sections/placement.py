@@ -9,25 +9,9 @@ from partita.diagnosis.graphs import COMPILED
 from partita.diagnosis.records import Fallback
 from partita.observations.names import UNKNOWN
 from partita.observations.text_format import decimals, in_phases, listing, name_some, plural, short_provider, tally
-from partita.partition_reports.groups import (
-    Node,
-    grouped,
-    layer_key,
-    layer_order,
-    op_type_of,
-    positions_in,
-    provider_of,
-    report_rows,
-)
-from partita.partition_reports.outcome import (
-    fallback_nodes,
-    fallbacks_of,
-    is_timed,
-    merge_phases,
-    preferred_of,
-    used_phases,
-)
-from partita.partition_reports.records import FileNode, GroupShare, Phase, Report
+from partita.partition_reports.groups import grouped, layer_key, layer_order, op_type_of, positions_in, provider_of
+from partita.partition_reports.phase_records import FileNode, GroupShare, Node, Phase
+from partita.partition_reports.records import Report
 from partita.partition_reports.sections.model import (
     MOST,
     Block,
@@ -36,7 +20,6 @@ from partita.partition_reports.sections.model import (
     Line,
     MapCell,
     MapNode,
-    Section,
     Table,
     fields_of,
     pairs,
@@ -47,6 +30,9 @@ COPY_OPERATORS = {"MemcpyFromHost": "↓", "MemcpyToHost": "↑"}
 """Memcpy operator -> its arrow: down to the device, up to the host."""
 NAMED = 8
 """Maximum nodes named in a cell."""
+GROUPS = {"operator": "by_op_type", "module": "by_module", "layer": "by_layer"}
+"""Title of the first column -> the field of a phase."""
+NO_NODES = MapCell((), "none", "", "")
 NAMED_EXECUTED = 3
 """Maximum executed nodes named in the title of a node."""
 COLOURS = 6
@@ -54,46 +40,40 @@ COLOURS = 6
 INTRODUCTION = "Every block is a node of the file, or one that ONNX Runtime added, in execution order."
 COPIES = "A Memcpy node (↓ to the device, ↑ to the host) is in the layer of the node that requires it."
 TIMES = "Milliseconds are host time per session run; share: share of the phase's node time."
+WORK = ("read_bytes", "flops", "ceiling_share")
+WORK_NOTE = (
+    "One step. read: weights, and cached keys and values. flops: products and attention. ceiling share: the time of "
+    "this work at the measured rates of the machine, as a share of its host time."
+)
+IN_LAYER = "A Memcpy node counts in the layer of the node that causes it."
 MORE_COPIES = "Tensors of the main graph may be copied as well (no source reports them)."
 SEVERAL = "A row with 0 nodes has the time of executed nodes that ran nodes of several rows."
 
 
-def placements(report: Report) -> list[list[Phase]]:
-    """Phases with nodes, grouped by equal placement."""
-    return merge_phases(used_phases(report))
+def placement_blocks(report: Report) -> Iterator[Block]:
+    """Operators by provider, the map of the layers, and nodes and time by operator, module and layer.
 
-
-def node_anchors(report: Report) -> dict[tuple[str, str], str]:
-    """(phase, executed node) -> anchor in the list of nodes; phases with equal placement share rows."""
-    return {
-        (phase.name, node.name): f"n{number}-{node.position}"
-        for number, phases in enumerate(placements(report))
-        for phase in phases
-        for node in phase.nodes
+    Nothing if no nodes are known.
+    """
+    if not report.used_phases:
+        return
+    yield from _about_providers(report)
+    yield layer_map(report)
+    yield from (_group_table(report, title, field) for title, field in GROUPS.items())
+    nodes = [node for phase in report.used_phases for node in phase.nodes]
+    groups = [entry for phase in report.used_phases for field in GROUPS.values() for entry in getattr(phase, field)]
+    notes = {
+        TIMES: report.is_timed,
+        IN_LAYER: any(node.op_type in COPY_OPERATORS and node.layer is not None for node in nodes),
+        SEVERAL: any(not entry.nodes + entry.added_nodes for entry in groups),
+        WORK_NOTE: any(entry.read_bytes for entry in groups),
     }
-
-
-def section(report: Report) -> Section | None:
-    """Nodes and time by operator and module, and operators by provider; None if no nodes are known."""
-    if not used_phases(report):
-        return None
-    tables = (_group_table(report, "operator", "by_op_type"), _group_table(report, "module", "by_module"))
-    notes = _notes(report, "by_op_type", "by_module")
-    return Section("placement", "Placement", (*_about_providers(report), *tables, *notes))
-
-
-def layers_section(report: Report) -> Section | None:
-    """Nodes and time per layer, and the map of the layers; None if no nodes are known."""
-    if not used_phases(report):
-        return None
-    table = _group_table(report, "layer", "by_layer")
-    blocks: tuple[Block, ...] = (layer_map(report), table, *_notes(report, "by_layer"))
-    return Section("layers", "Layers", blocks)
+    yield from (Line(text, tone="quiet") for text, applies in notes.items() if applies)
 
 
 def _about_providers(report: Report) -> Iterator[Block]:
     """Operators of each provider if there are several or if nodes were fused, and control flow."""
-    for phases in placements(report):
+    for phases in report.placements:
         phase, where = phases[0], in_phases(phase.name for phase in phases)
         if len(phase.providers) > 1 or any(node.replaces for node in phase.nodes):
             for entry in filter(lambda entry: entry.op_types, phase.providers):
@@ -113,14 +93,14 @@ def _about_providers(report: Report) -> Iterator[Block]:
 
 
 def _group_table(report: Report, title: str, field: str) -> Table:
-    """A row for each group of `field`: nodes, added nodes, fallbacks, then time and share of each phase."""
-    phases = used_phases(report)
+    """A row for each group of `field`: nodes, added nodes, fallbacks, time and share of each phase, and work."""
+    phases = report.used_phases
     none = GroupShare(name="", nodes=0, nodes_by_provider={}, host_us_per_run=None, time_share=None)
     by_phase = [{entry.name: entry for entry in getattr(phase, field)} for phase in phases]
     rows = []
     for name in dict.fromkeys(name for groups in reversed(by_phase) for name in groups):
         entries = [groups.get(name, none) for groups in by_phase]
-        fallbacks = [*dict.fromkeys(_fallbacks_text(entry, preferred_of(report)) for entry in entries)]
+        fallbacks = [*dict.fromkeys(_fallbacks_text(entry, report.preferred) for entry in entries)]
         row: dict[str, object] = {
             title: name,
             "nodes": tuple(entry.nodes for entry in entries),
@@ -129,7 +109,8 @@ def _group_table(report: Report, title: str, field: str) -> Table:
         }
         for phase, entry in zip(phases, entries, strict=True):
             row |= {f"{phase.name}_us": entry.host_us_per_run, f"{phase.name}_share": entry.time_share}
-        rows.append(row)
+        work = {each: tuple(getattr(entry, each) for entry in entries) for each in WORK}
+        rows.append(row | {each: None if None in values else values for each, values in work.items()})
     return table_of(f"By {title}", rows, most=MOST)
 
 
@@ -139,39 +120,26 @@ def _fallbacks_text(entry: GroupShare, preferred: str) -> str:
     return ", ".join(f"{short_provider(name)} {count:,}" for name, count in counts if name != preferred)
 
 
-def _notes(report: Report, *fields: str) -> Iterator[Line]:
-    """Meaning of the columns of a table of groups."""
-    nodes = [node for phase in used_phases(report) for node in phase.nodes]
-    groups = [entry for phase in used_phases(report) for field in fields for entry in getattr(phase, field)]
-    if is_timed(report):
-        yield Line(TIMES, tone="quiet")
-    if "by_layer" in fields and any(node.op_type in COPY_OPERATORS and node.layer is not None for node in nodes):
-        yield Line("A Memcpy node counts in the layer of the node that causes it.", tone="quiet")
-    if any(not entry.nodes + entry.added_nodes for entry in groups):
-        yield Line(SEVERAL, tone="quiet")
-
-
 # The list of nodes
 
 
-def nodes_section(report: Report) -> Section | None:
-    """Every node in execution order, folded; None if no nodes are known."""
-    folds = []
-    for phases in placements(report):
-        where = in_phases(phase.name for phase in phases)
-        title = f"All nodes{where}: {len(phases[-1].nodes):,}"
-        folds.append(Group(title, (_node_table(report, phases),), folded=True))
-    return Section("nodes", "Nodes", tuple(folds)) if folds else None
+def nodes_blocks(report: Report) -> Iterator[Block]:
+    """Every node in execution order, folded; nothing if no nodes are known."""
+    for number, phases in enumerate(report.placements):
+        title = f"All nodes{in_phases(phase.name for phase in phases)}: {len(phases[-1].nodes):,}"
+        yield Group(title, (_node_table(report, phases, number),), folded=True)
 
 
-def _node_table(report: Report, phases: Sequence[Phase]) -> Table:
-    """The nodes of phases with equal placement."""
-    last, anchors = phases[-1], node_anchors(report)
+def _node_table(report: Report, phases: Sequence[Phase], number: int) -> Table:
+    """The nodes of phases with equal placement. `number`: of these phases, in the anchors of the rows."""
+    last = phases[-1]
     times = {phase.name: {node.name: node.host_us_per_run for node in phase.nodes} for phase in phases}
-    entries = (entry for entry in fallbacks_of(report) if entry.phase in times)
-    fallbacks = grouped(entries, lambda entry: (entry.node, entry.provider))
-    rows = [
-        {
+    found = (entry for entry in report.active_fallbacks if entry.phase in times)
+    fallbacks = grouped(found, lambda entry: (entry.node, entry.provider))
+    rows = []
+    for node in last.nodes:
+        entries = fallbacks.get((node.name, provider_of(node)), [])
+        row = {
             "node": node.name,
             "position": node.position,
             "operator": op_type_of(node),
@@ -180,13 +148,13 @@ def _node_table(report: Report, phases: Sequence[Phase]) -> Table:
             "module": node.module,
             **{f"{name}_host_us": known.get(node.name) for name, known in times.items()},
             "output_bytes": node.output_bytes,
-            "reason": listing(dict.fromkeys(map(_reasons_text, fallbacks.get((node.name, provider_of(node)), ())))),
+            "reason": listing(dict.fromkeys(map(_reasons_text, entries))),
+            "cost": next((entry.cost.harmless_reason for entry in entries[-1:] if entry.cost), None),
             "replaces": ("compiled from " if node.op_type == COMPILED and node.replaces else "")
             + name_some(node.replaces, NAMED),
-            "anchor": anchors[last.name, node.name],
+            "anchor": f"n{number}-{node.position}",
         }
-        for node in last.nodes
-    ]
+        rows.append(row)
     runs = "the last run" if last.name == "run" else f"the last run of {last.name}"
     return table_of(f"Nodes in execution order; output: bytes in {runs}", rows, obvious=False)
 
@@ -203,49 +171,48 @@ def _reasons_text(entry: Fallback) -> str:
 
 def layer_map(report: Report) -> LayerMap:
     """The map of every phase that has nodes."""
-    phases, marks = used_phases(report), _find_marks(report)
-    nodes = [sorted(report_rows(phase), key=positions_in(phase)) for phase in phases]
-    by_layer = [grouped(rows, layer_key(phase)) for phase, rows in zip(phases, nodes, strict=True)]
-    counts = Counter(provider_of(node) for rows in nodes for node in rows)
-    main = max(counts, key=counts.__getitem__, default=UNKNOWN)
-    anchors = node_anchors(report)
-    targets = [{node.name: anchors[phase.name, node.name] for node in phase.nodes} for phase in phases]
-    rows = []
-    for name in sorted(dict.fromkeys(name for groups in by_layer for name in groups), key=layer_order):
-        cells = []
-        for phase, groups, anchor_of in zip(phases, by_layer, targets, strict=True):
-            members = groups.get(name, [])
-            drawn = tuple(_map_node(node, marks[provider_of(node)], main, anchor_of) for node in members)
-            cells.append(_cell(report, phase, name, members, drawn))
-        rows.append((name, tuple(cells)))
-    has_copies = any(node.op_type in COPY_OPERATORS for rows in nodes for node in rows)
-    text = [INTRODUCTION, COPIES] if has_copies else [INTRODUCTION]
-    if any(fallback_nodes(report, phase) for phase in phases):
-        text.append(f"A fallback is a node that is not on {short_provider(preferred_of(report))}.")
+    phases, marks = report.used_phases, _find_marks(report)
+    nodes = [node for phase in phases for node in phase.rows]
+    counts = Counter(map(provider_of, nodes)) or Counter([UNKNOWN])
+    main = counts.most_common(1)[0][0]
+    numbers = {phase.name: number for number, alike in enumerate(report.placements) for phase in alike}
+    columns = [_column(report, phase, marks, main, numbers[phase.name]) for phase in phases]
+    names = sorted(dict.fromkeys(name for column in columns for name in column), key=layer_order)
+    text = [INTRODUCTION, COPIES] if any(node.op_type in COPY_OPERATORS for node in nodes) else [INTRODUCTION]
+    if any(report.fallback_nodes(phase) for phase in phases):
+        text.append(f"A fallback is a node that is not on {short_provider(report.preferred)}.")
     timed = any(node.host_us_per_run is not None for phase in phases for node in phase.nodes)
     return LayerMap(
         caption=f"Nodes per layer and phase{'; time is host time per run' if timed else ''}",
         introduction=" ".join(text),
         legend=tuple(marks.values()),
         phases=tuple(phase.name for phase in phases),
-        rows=tuple(rows),
+        rows=tuple((name, tuple(column.get(name, NO_NODES) for column in columns)) for name in names),
     )
 
 
-def _cell(report: Report, phase: Phase, name: str, nodes: Sequence[Node], drawn: tuple[MapNode, ...]) -> MapCell:
-    """The nodes of the layer `name` in one phase."""
-    time = next((entry.host_us_per_run for entry in phase.by_layer if entry.name == name), None)
-    own = sum(isinstance(node, FileNode) for node in nodes)
-    counts = [plural(own, "node")] if own else []
-    counts += [f"{len(nodes) - own:,} added"] if len(nodes) > own else []
-    counts += [f"{decimals(time, 1e-3)} ms"] if time is not None else []
-    fallbacks = [node for node in nodes if provider_of(node) != preferred_of(report)]
-    found = [
-        f"on {short_provider(provider)}: {tally(Counter(map(op_type_of, members)))}"
-        for provider, members in grouped(fallbacks, provider_of).items()
-    ]
-    number = plural(len(fallbacks), "fallback") if fallbacks else ""
-    return MapCell(drawn, ", ".join(counts) or "none", number, "; ".join(found))
+def _column(report: Report, phase: Phase, marks: Mapping[str, MapNode], main: str, number: int) -> dict[str, MapCell]:
+    """The cells of one phase by layer. `main`: the provider with the most nodes; `number`: of the phase's placement."""
+    times = {entry.name: entry.host_us_per_run for entry in phase.by_layer}
+    targets = {node.name: f"n{number}-{node.position}" for node in phase.nodes}
+    cells = {}
+    for name, nodes in grouped(sorted(phase.rows, key=positions_in(phase)), layer_key(phase)).items():
+        own = sum(isinstance(node, FileNode) for node in nodes)
+        summary = [plural(own, "node")] if own else []
+        summary += [f"{len(nodes) - own:,} added"] if len(nodes) > own else []
+        summary += [f"{decimals(times[name], 1e-3)} ms"] if times.get(name) is not None else []
+        fallbacks = [node for node in nodes if provider_of(node) != report.preferred]
+        operators = [
+            f"on {short_provider(provider)}: {tally(Counter(map(op_type_of, members)))}"
+            for provider, members in grouped(fallbacks, provider_of).items()
+        ]
+        cells[name] = MapCell(
+            nodes=tuple(_map_node(node, marks[provider_of(node)], main, targets) for node in nodes),
+            summary=", ".join(summary),
+            fallbacks=plural(len(fallbacks), "fallback") if fallbacks else "",
+            operators="; ".join(operators),
+        )
+    return cells
 
 
 def _map_node(node: Node, mark: MapNode, main: str, targets: Mapping[str, str]) -> MapNode:
@@ -255,13 +222,13 @@ def _map_node(node: Node, mark: MapNode, main: str, targets: Mapping[str, str]) 
     ran_as = node.ran_as if isinstance(node, FileNode) else (node.name,)
     others = f", as {name_some(ran_as, NAMED_EXECUTED)}" if ran_as != (node.name,) and ran_as else ""
     title = f"{node.name} ({op_type_of(node)}) on {mark.title}{others}"
-    target = next((targets[name] for name in ran_as if name in targets), "layers")
+    target = next((targets[name] for name in ran_as if name in targets), "placement")
     return MapNode(mark.css + form, sign, title, target)
 
 
 def _find_marks(report: Report) -> dict[str, MapNode]:
     """The mark of every provider of the report: the chain, then other providers with nodes."""
-    ran = [provider_of(node) for phase in report.phases for node in (*report_rows(phase), *phase.nodes)]
+    ran = [provider_of(node) for phase in report.phases for node in (*phase.rows, *phase.nodes)]
     providers = list(dict.fromkeys([*(entry.provider for entry in report.chain), *ran]))
     known = [provider for provider in providers if provider != UNKNOWN]
     # Only the preferred provider has the first colour.
