@@ -24,6 +24,7 @@ from partita.drift.records import Drift
 from partita.drift.sides import Side, file_step, package_steps
 from partita.errors import PartitaError
 from partita.foreign.folder import Choice, open_folder
+from partita.library.drifting import source_side
 from partita.providers.resolve import parse_chain
 from partita.runtime.place.inputs import input_shapes
 from partita.runtime.place.onnx_model import read_onnx
@@ -39,13 +40,9 @@ def compare(folder: Path, faulty: Path, chain: str = "cpu", source: Path | None 
     else:
         model = read_onnx(next(iter(folder.glob("*.onnx"))))
         steps = [file_step(model, input_shapes(model.inputs, shapes), {})]
-    if source is not None:  # needs torch, which only the main environment has
-        from partita.export.checkpoint.description import open_checkpoint
-        from partita.library.drifting import source_side
-
-        with TemporaryDirectory() as scratch:
-            reference = source_side(folder, manifest, open_checkpoint(str(source)), steps, Path(scratch))
-            return measure(str(folder), tested, reference, steps, Settings())
+    if source is not None:
+        with source_side(folder, manifest, str(source), steps) as model:
+            return measure(str(folder), tested, model, steps, Settings())
     return measure(str(folder), tested, reference, steps, Settings())
 
 
