@@ -1,16 +1,15 @@
 """Memory that a model needs at a context and batch size, and the largest settings that fit. Pure.
 
-Activations are placed as by ONNX Runtime's CPU arena, a best-fit allocator with coalescing
-(onnxruntime/core/framework/bfc_arena.cc): regions grow to the next power of two, and a page becomes resident when a
-tensor is first placed on it. After the first run with a shape, ONNX Runtime allocates all activations of a run as one
-block (memory patterns).
+Activations: the arena of ONNX Runtime's CPU provider (onnxruntime/core/framework/bfc_arena.cc) keeps its memory. The
+first run with a shape allocates each activation, later runs allocate all as one block (memory patterns).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
 from partita import dtypes
@@ -25,10 +24,6 @@ NODE_BYTES = 61_000
 PAGE_BYTES = 4096
 LARGEST = 1 << 24
 MOST_ROWS = 4096
-ROUNDING = 256
-FIRST_REGION, SECOND_REGION = 1 << 20, 2 << 20
-"""Least sizes of the first two regions."""
-MOST_UNUSED_BYTES = 128 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,14 +107,13 @@ class Requirements:
         """Memory of ONNX Runtime's arena after a prompt and some steps."""
         total = 0
         for file, costs in self.graphs:
-            arena = Arena()
+            single = planned = 0
             for tokens, times in self._runs(file, context):
                 blocks = costs.blocks(symbols(self.contract, file, batch, tokens))
                 scratch = self._scratch(batch, tokens)
-                arena.run(blocks, scratch, costs.attention_nodes, planned=False)
-                if times > 1:
-                    arena.run(blocks, scratch, costs.attention_nodes, planned=True)
-            total += arena.resident
+                single = max(single, live_bytes([*blocks, *(Block(scratch, at, at) for at in costs.attention_nodes)]))
+                planned = max(planned, live_bytes(blocks) if times > 1 else 0)
+            total += single + planned
         return total
 
     def _runs(self, file: GraphFile, context: int) -> list[tuple[int, int]]:
@@ -131,23 +125,25 @@ class Requirements:
         prompt = [(chunk, times), *([(rest, 1)] if rest else [])] if file.phase != "decode" else []
         return [*prompt, *([(1, 2)] if file.phase != "prefill" else [])]
 
-    def _scratch(self, batch: int, tokens: int) -> list[int]:
-        """Temporary tensors of one attention node: transposed and rotated projections, scores, output."""
+    def _scratch(self, batch: int, tokens: int) -> int:
+        """Bytes of the temporary tensors of one attention node: transposed and rotated projections, scores, output."""
         state = next((state for state in self.contract.states if state.kind == "key"), None)
         if not self.on_cpu or not self.query_heads or state is None:
-            return []
+            return 0
         width = 4 * batch * tokens * state.shape[-1]
         projections = width * (self.query_heads + 2 * state.shape[1])
         scores = 4 * batch * self.naive_heads * tokens * state.shape[2]
-        return [projections, projections, *([scores, width * self.query_heads] if scores else [])]
+        return 2 * projections + (scores + width * self.query_heads if scores else 0)
 
     def largest_context(self, batch: int, available: int, limit: int | None) -> int:
         """The largest context that fits; 0 for none."""
-        return _largest(lambda context: self.total(context, batch) <= available, limit or LARGEST)
+        return bisect_left(
+            range(1, (limit or LARGEST) + 1), True, key=lambda context: self.total(context, batch) > available
+        )
 
     def largest_batch(self, context: int, available: int, limit: int | None) -> int:
         """The largest batch size that fits; 0 for none."""
-        return _largest(lambda batch: self.total(context, batch) <= available, limit or MOST_ROWS)
+        return bisect_left(range(1, (limit or MOST_ROWS) + 1), True, key=lambda rows: self.total(context, rows) > available)
 
 
 BASIS = {
@@ -156,109 +152,12 @@ BASIS = {
     ("weights", False): "as the package stores them",
     **{("cache", on_cpu): "the states of the contract, filled" for on_cpu in (True, False)},
     **{("logits", on_cpu): "float32, one position per row" for on_cpu in (True, False)},
-    ("workspace", True): "activations and attention scratch of a prompt chunk, as ONNX Runtime's arena places them",
-    ("workspace", False): "activations of a prompt chunk, as ONNX Runtime's arena places them",
+    ("workspace", True): "activations and attention scratch of a prompt chunk, which ONNX Runtime's arena keeps",
+    ("workspace", False): "activations of a prompt chunk, which ONNX Runtime's arena keeps",
 }
 
 
-def _largest(fits: Callable[[int], bool], limit: int) -> int:
-    """The largest number up to `limit` that fits."""
-    if not fits(1):
-        return 0
-    low, high = 1, 2
-    while high <= limit and fits(high):
-        low, high = high, high * 2
-    high = min(high, limit + 1)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
-
-
-# Arena
-
-
-@dataclass(slots=True)
-class Chunk:
-    """A part of a region, from its offset to that of the next."""
-
-    region: int
-    offset: int
-    size: int
-    used: bool = False
-
-
-@dataclass(slots=True)
-class Arena:
-    """The regions of an arena, and the bytes that were touched."""
-
-    regions: list[list[Chunk]] = field(default_factory=list)
-    touched: list[int] = field(default_factory=list)
-    growth: int = FIRST_REGION
-
-    @property
-    def resident(self) -> int:
-        """Bytes that were ever in use."""
-        return sum(self.touched)
-
-    def allocate(self, size: int) -> Chunk:
-        """Place a tensor in the smallest free chunk that holds it, in a new region if there is none.
-
-        A chunk is split only if at least half of it, or `MOST_UNUSED_BYTES`, stays free.
-        """
-        size = max(ROUNDING, -(-size // ROUNDING) * ROUNDING)
-        fitting = (chunk for chunks in self.regions for chunk in chunks if not chunk.used and chunk.size >= size)
-        chunk = min(fitting, key=lambda each: (each.size, each.region, each.offset), default=None) or self._extend(size)
-        if chunk.size >= 2 * size or chunk.size - size >= MOST_UNUSED_BYTES:
-            chunks = self.regions[chunk.region]
-            chunks.insert(chunks.index(chunk) + 1, Chunk(chunk.region, chunk.offset + size, chunk.size - size))
-            chunk.size = size
-        chunk.used = True
-        self.touched[chunk.region] = max(self.touched[chunk.region], chunk.offset + size)
-        return chunk
-
-    def _extend(self, size: int) -> Chunk:
-        """Add a region for a tensor; regions double in size."""
-        doubles = self.growth >= size
-        while self.growth < size:
-            self.growth *= 2
-        chunk = Chunk(len(self.regions), 0, self.growth)
-        self.regions.append([chunk])
-        self.touched.append(0)
-        self.growth = SECOND_REGION if chunk.region == 0 else self.growth * (2 if doubles else 1)
-        return chunk
-
-    def free(self, chunk: Chunk) -> None:
-        """Free a chunk, and join it with its free neighbours."""
-        chunk.used = False
-        joined: list[Chunk] = []
-        for each in self.regions[chunk.region]:
-            if joined and not joined[-1].used and not each.used:
-                joined[-1].size += each.size
-            else:
-                joined.append(each)
-        self.regions[chunk.region] = joined
-
-    def run(self, blocks: Sequence[Block], scratch: Sequence[int], nodes: Sequence[int], *, planned: bool) -> None:
-        """One run: its activations one by one, or `planned` as one block; temporary tensors within some `nodes`."""
-        if planned:
-            blocks, nodes = [Block(pattern_bytes(blocks), 0, 1)], nodes[:1] and (1,)
-        steps = [(block.begin, False, block.size, block.end) for block in blocks if block.size]
-        live: list[tuple[int, Chunk]] = []
-        for begin, is_node, size, end in sorted([*steps, *((node, True, 0, 0) for node in nodes)]):
-            for _, chunk in (ended := [entry for entry in live if entry[0] < begin]):
-                self.free(chunk)
-            live = [entry for entry in live if entry not in ended]
-            if is_node:
-                for chunk in [self.allocate(temporary) for temporary in scratch]:
-                    self.free(chunk)
-            else:
-                live.append((end, self.allocate(size)))
-        for _, chunk in live:
-            self.free(chunk)
-
-
-def pattern_bytes(blocks: Sequence[Block]) -> int:
-    """Bytes of the activations that live at the same time."""
+def live_bytes(blocks: Sequence[Block]) -> int:
+    """Bytes of the tensors that live at the same time."""
     changes = [(block.begin, 0, block.size) for block in blocks] + [(block.end, 1, -block.size) for block in blocks]
     return max(accumulate(size for _, _, size in sorted(changes)), default=0)
