@@ -16,6 +16,7 @@ from partita import dtypes
 from partita.drift.graphs import PartedGraph, Values
 from partita.errors import PartitaError
 from partita.package.folder import KNOWN_ANSWER, Manifest
+from partita.package.known_answer import read_known_answer
 from partita.providers.base import Provider
 from partita.providers.resolve import known_providers, resolve
 from partita.runtime.chain.open_chain import idle_providers, open_session
@@ -31,7 +32,6 @@ from partita.runtime.ort.registry import available_ort_names, ort_build
 from partita.runtime.place.inputs import SEED, Shape, make_values
 from partita.runtime.place.model_file import read_model_file
 from partita.runtime.place.onnx_model import OnnxModel, read_onnx
-from partita.runtime.verify.replay import read_known_answer
 
 ASSIGNED_NONE = "it was assigned no nodes; partita place shows why"
 
@@ -191,7 +191,7 @@ def package_steps(reference: Side, manifest: Manifest) -> list[Step]:
     """
     contract, folder = manifest.graph, reference.folder
     if manifest.foreign is None and (folder / KNOWN_ANSWER).is_file():
-        answer = read_known_answer(folder, KNOWN_ANSWER)
+        answer = read_known_answer(folder)
         prompt, pick = answer.prompt.tolist(), answer.pick
     else:
         count = max(1, min(PROMPT_TOKENS, contract.max_length - NEW_TOKENS))

@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from partita.errors import GenerationError, PackageError, ProviderError
 from partita.observations.text_format import plural
-from partita.package.folder import KNOWN_ANSWER, Manifest, path_inside, read_manifest
+from partita.package.folder import KNOWN_ANSWER, Manifest, read_manifest
+from partita.package.known_answer import KnownAnswer, read_known_answer
 from partita.package.records import SmokeRecord, Verification
 from partita.providers.base import Provider
 from partita.remedies import FROM_CHECKPOINT
@@ -29,39 +30,6 @@ REPLAY_CHUNK_TOKENS = 5
 SMOKE_TOKENS = 5
 CHOOSING = frozenset({"TopK", "ArgMax", "MoE", "QMoE"})
 """Operators whose result jumps for small changes of the input."""
-
-
-@dataclass(frozen=True, slots=True)
-class KnownAnswer:
-    """Reference logits of the source model."""
-
-    prompt: npt.NDArray[np.int64]
-    """[P]."""
-    tokens: npt.NDArray[np.int64]
-    """[D] greedy tokens; the first follows the prompt."""
-    prefill_logits: Logits
-    """[K, vocab]: logits of the last K prompt tokens."""
-    decode_logits: Logits
-    """[D, vocab]; row i is the logits after token i."""
-    reference: str
-    own_frequencies: bool = False
-    """Whether the prompt's logits have rotary frequencies for P tokens, and all others for `length` tokens."""
-    not_exercised: tuple[str, ...] = ()
-    """Sliding windows, attention chunks and rotary frequencies beyond the length of the text."""
-
-    @property
-    def length(self) -> int:
-        """Tokens of prompt and continuation."""
-        return len(self.prompt) + len(self.tokens)
-
-    @property
-    def first(self) -> int:
-        """The first position with logits."""
-        return len(self.prompt) - len(self.prefill_logits)
-
-    def pick(self, logits: Logits, history: npt.NDArray[np.int64]) -> int:
-        """The reference's next token, independent of the logits."""
-        return int(self.tokens[min(len(history) - len(self.prompt), len(self.tokens) - 1)])
 
 
 def open_briefly(folder: Path, chain: Sequence[Provider], **opening: Any) -> Runner:
@@ -89,7 +57,7 @@ def replay(
     name. The result is `unverified`, with the first difference as its detail, if something differs. Raises
     PackageError, ProviderError, ResourceError, or GenerationError when a run fails.
     """
-    answer = read_known_answer(folder, KNOWN_ANSWER)
+    answer = read_known_answer(folder)
     manifest = manifest or read_manifest(folder)
     with open_briefly(folder, chain, threads=threads, manifest=manifest, options=options) as runner:
         return replay_opened(manifest, runner, answer, tolerance)
@@ -306,32 +274,6 @@ class _Replay:
         requests = [self.request(listener, count, after_prompt=alone) for count in counts]
         self.serve(requests, prefill_chunk=self.chunk, policy=one_row_first)
         yield comparison
-
-
-def read_known_answer(folder: Path, name: str) -> KnownAnswer:
-    """Read known_answer.safetensors, or that of an adapter.
-
-    Raises PackageError when it is missing or damaged.
-    """
-    from safetensors import SafetensorError, safe_open
-
-    path = path_inside(folder, name)
-    if not path.is_file():
-        raise PackageError(f"{folder}: the package has no {name}; export the checkpoint without `verify=False`")
-    try:
-        with safe_open(path, framework="numpy") as file:
-            metadata = file.metadata() or {}
-            return KnownAnswer(
-                prompt=file.get_tensor("prompt"),
-                tokens=file.get_tensor("tokens"),
-                prefill_logits=file.get_tensor("prefill_logits"),
-                decode_logits=file.get_tensor("decode_logits"),
-                reference=metadata.get("reference", "unknown"),
-                own_frequencies=metadata.get("prompt_frequencies") == "own",
-                not_exercised=tuple(filter(None, metadata.get("not_exercised", "").split("; "))),
-            )
-    except (SafetensorError, OSError) as error:
-        raise PackageError(f"{path}: damaged ({error})", remedy=FROM_CHECKPOINT) from error
 
 
 def _check_answer(answer: KnownAnswer, runner: Runner, name: str = KNOWN_ANSWER) -> None:
