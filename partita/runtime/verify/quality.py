@@ -125,11 +125,9 @@ def _checked(row: int, on_logits: OnLogits) -> Callable[[int, Logits], object]:
 
 
 @contextmanager
-def open_scorer(
-    folder: Path, chain: Sequence[Provider], *, threads: int | None = None, manifest: Manifest | None = None
-) -> Iterator[Scorer]:
-    """Open a package on the providers of `chain`. Raises PackageError, ProviderError, ResourceError."""
-    with open_briefly(folder, chain, threads=threads, manifest=manifest) as runner:
+def open_scorer(folder: Path, chain: Sequence[Provider], **opening: Any) -> Iterator[Scorer]:
+    """Open a package on the providers of `chain`, see `load_runner`. Raises PackageError, ProviderError, ResourceError."""
+    with open_briefly(folder, chain, **opening) as runner:
         yield Scorer(runner)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -44,22 +44,21 @@ def replay(
     folder: Path,
     chain: tuple[Provider, ...],
     *,
-    threads: int | None = None,
     tolerance: float | None = None,
     manifest: Manifest | None = None,
-    options: Mapping[str, Mapping[str, str]] | None = None,
+    **opening: Any,
 ) -> Verification:
     """Replay the reference logits of the package in `folder` on the providers of `chain`.
 
     Every row of the batch is compared: with the whole prompt, in chunks, then token by token; in a batch also with
     prompts of different lengths, and single rows if the graphs support fewer rows. `tolerance`: maximum relative error;
-    None: that of the package's precision. `manifest`: of a package without a manifest file yet. `options`: by provider
-    name. The result is `unverified`, with the first difference as its detail, if something differs. Raises
+    None: that of the package's precision. `manifest`: of a package without a manifest file yet. `opening`: see
+    `load_runner`. The result is `unverified`, with the first difference as its detail, if something differs. Raises
     PackageError, ProviderError, ResourceError, or GenerationError when a run fails.
     """
     answer = read_known_answer(folder)
     manifest = manifest or read_manifest(folder)
-    with open_briefly(folder, chain, threads=threads, manifest=manifest, options=options) as runner:
+    with open_briefly(folder, chain, manifest=manifest, **opening) as runner:
         return replay_opened(manifest, runner, answer, tolerance)
 
 
@@ -286,19 +285,13 @@ def _check_answer(answer: KnownAnswer, runner: Runner, name: str = KNOWN_ANSWER)
         )
 
 
-def smoke(
-    folder: Path,
-    chain: Sequence[Provider],
-    *,
-    manifest: Manifest | None = None,
-    options: Mapping[str, Mapping[str, str]] | None = None,
-) -> SmokeRecord:
-    """Open the package in `folder` on `chain`, run a prefill step and a decode step, and check the logits.
+def smoke(folder: Path, chain: Sequence[Provider], **opening: Any) -> SmokeRecord:
+    """Open a package on `chain` (see `load_runner`), run a prefill step and a decode step, and check the logits.
 
     Raises ProviderError when the first provider of the chain has no nodes, PackageError, ResourceError, or
     GenerationError when a run fails or a logit is not finite.
     """
-    with open_briefly(folder, chain, manifest=manifest, options=options) as runner:
+    with open_briefly(folder, chain, **opening) as runner:
         first = runner.resolutions[0]
         idle = [idle_providers(entry.session, entry.model) for entry in runner.graphs]
         if first.status != "active" or all(first.provider.name in names for names in idle):
