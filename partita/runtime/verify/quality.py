@@ -126,7 +126,7 @@ def _checked(row: int, on_logits: OnLogits) -> Callable[[int, Logits], object]:
 
 @contextmanager
 def open_scorer(folder: Path, chain: Sequence[Provider], **opening: Any) -> Iterator[Scorer]:
-    """Open a package on the providers of `chain`, see `load_runner`. Raises PackageError, ProviderError, ResourceError."""
+    """Open a package on `chain`; see `load_runner`. Raises PackageError, ProviderError, ResourceError."""
     with open_briefly(folder, chain, **opening) as runner:
         yield Scorer(runner)
 
