@@ -100,7 +100,7 @@ class Side:
         return f"{names} in {self.place}" if self.place else names
 
     def run(
-        self, step: Step, model: bytes, outputs: Sequence[str] | None = None, ours: Values | None = None
+        self, step: Step, model: bytes | None, outputs: Sequence[str] | None = None, ours: Values | None = None
     ) -> GraphRun:
         """Run a model on this side; see `run_graph`. `ours`: the tested side's tensors, if this is the reference."""
         return (self.call or run_graph)(replace(self, call=None), step, model, outputs)
@@ -114,8 +114,8 @@ def with_provider(side: Side, ort_name: str) -> Side:
     return replace(side, chain=(*side.chain, other))
 
 
-def run_graph(side: Side, step: Step, model: bytes, outputs: Sequence[str] | None) -> GraphRun:
-    """Run a model of the step's graph or of parts of it, and return these outputs (None: all).
+def run_graph(side: Side, step: Step, model: bytes | None, outputs: Sequence[str] | None) -> GraphRun:
+    """Run a model of the step's graph (None: its file) or of parts of it, and return these outputs (None: all).
 
     Raises PackageError, ProviderError, ResourceError, UsageError; GenerationError when the run fails.
     """
@@ -276,7 +276,7 @@ class SourceModel(Side):
         return self.label
 
     def run(
-        self, step: Step, model: bytes, outputs: Sequence[str] | None = None, ours: Values | None = None
+        self, step: Step, model: bytes | None, outputs: Sequence[str] | None = None, ours: Values | None = None
     ) -> GraphRun:
         """The joined ones of these tensors, in the shapes and types of `ours`. Padding has the values of `ours`."""
         if step.file not in self.joined:
