@@ -225,7 +225,9 @@ def test_report_on_stdout_can_be_piped_to_next_command(files: dict[str, Path]) -
     assert not (files["folder"] / "-").exists()
 
 
-def test_report_on_stdout_with_json_option_is_rejected(files: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_on_stdout_with_json_option_is_rejected(
+    files: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     writers = [writer for writer in WRITERS if writer.option == "--report" and writer.verb != "bench"]
     for writer in [writer for writer in writers if "--input" not in writer.command(files, "-")][:2]:
         assert run([*writer.command(files, "-"), "--json"]) == 2

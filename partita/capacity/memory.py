@@ -143,7 +143,9 @@ class Requirements:
 
     def largest_batch(self, context: int, available: int, limit: int | None) -> int:
         """The largest batch size that fits; 0 for none."""
-        return bisect_left(range(1, (limit or MOST_ROWS) + 1), True, key=lambda rows: self.total(context, rows) > available)
+        return bisect_left(
+            range(1, (limit or MOST_ROWS) + 1), True, key=lambda rows: self.total(context, rows) > available
+        )
 
 
 BASIS = {

@@ -391,4 +391,3 @@ def largest(arrays: Iterable[npt.NDArray[Any]]) -> float | None:
         if (kept := (wide := array.astype(np.float64))[np.isfinite(wide) & (wide > RULED_OUT)]).size
     ]
     return max(found, default=None)
-

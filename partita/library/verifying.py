@@ -52,9 +52,7 @@ def verify_with(
         raise PackageError(
             f"{folder}: Partita did not export it, so it has no known answer", remedy=COMPARE.filled(folder=folder)
         )
-    answer = (
-        read_known_answer(folder) if reference is None else _source_answer(folder, manifest, reference, audience)
-    )
+    answer = read_known_answer(folder) if reference is None else _source_answer(folder, manifest, reference, audience)
     with _opened(folder, manifest, target, audience) as runner:
         found = replay_opened(manifest, runner, answer)
     bits = None if reference is None else precision(manifest.graph.precision).bits

@@ -8,6 +8,7 @@ import sys
 import venv
 from collections.abc import Sequence
 from pathlib import Path
+
 import numpy as np
 import onnx
 import pytest
