@@ -1,7 +1,9 @@
 """Memory that a model needs at a context and batch size, and the largest settings that fit. Pure.
 
-Activations: the arena of ONNX Runtime's CPU provider (onnxruntime/core/framework/bfc_arena.cc) keeps its memory. The
-first run with a shape allocates each activation, later runs allocate all as one block (memory patterns).
+Activations are placed as by ONNX Runtime's CPU arena, a best-fit allocator with coalescing
+(onnxruntime/core/framework/bfc_arena.cc): regions grow to the next power of two, and a page becomes resident when a
+tensor is first placed on it. After the first run with a shape, ONNX Runtime allocates all activations of a run as one
+block (memory patterns).
 """
 
 from __future__ import annotations
@@ -9,8 +11,8 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from partita import dtypes
 from partita.capacity.costs import Block, GraphCosts, symbols
@@ -24,6 +26,10 @@ NODE_BYTES = 61_000
 PAGE_BYTES = 4096
 LARGEST = 1 << 24
 MOST_ROWS = 4096
+ROUNDING = 256
+FIRST_REGION, SECOND_REGION = 1 << 20, 2 << 20
+"""Least sizes of the first two regions."""
+MOST_UNUSED_BYTES = 128 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +113,12 @@ class Requirements:
         """Memory of ONNX Runtime's arena after a prompt and some steps."""
         total = 0
         for file, costs in self.graphs:
-            single = planned = 0
+            arena = Arena()
             for tokens, times in self._runs(file, context):
                 blocks = costs.blocks(symbols(self.contract, file, batch, tokens))
-                scratch = self._scratch(batch, tokens)
-                single = max(single, live_bytes([*blocks, *(Block(scratch, at, at) for at in costs.attention_nodes)]))
-                planned = max(planned, live_bytes(blocks) if times > 1 else 0)
-            total += single + planned
+                for planned in (False, True)[:times]:
+                    arena.run(blocks, self._scratch(batch, tokens), costs.attention_nodes, planned=planned)
+            total += sum(arena.touched)
         return total
 
     def _runs(self, file: GraphFile, context: int) -> list[tuple[int, int]]:
@@ -125,15 +130,15 @@ class Requirements:
         prompt = [(chunk, times), *([(rest, 1)] if rest else [])] if file.phase != "decode" else []
         return [*prompt, *([(1, 2)] if file.phase != "prefill" else [])]
 
-    def _scratch(self, batch: int, tokens: int) -> int:
-        """Bytes of the temporary tensors of one attention node: transposed and rotated projections, scores, output."""
+    def _scratch(self, batch: int, tokens: int) -> list[int]:
+        """Temporary tensors of one attention node: transposed and rotated projections, scores, output."""
         state = next((state for state in self.contract.states if state.kind == "key"), None)
         if not self.on_cpu or not self.query_heads or state is None:
-            return 0
+            return []
         width = 4 * batch * tokens * state.shape[-1]
         projections = width * (self.query_heads + 2 * state.shape[1])
         scores = 4 * batch * self.naive_heads * tokens * state.shape[2]
-        return 2 * projections + (scores + width * self.query_heads if scores else 0)
+        return [projections, projections, *([scores, width * self.query_heads] if scores else [])]
 
     def largest_context(self, batch: int, available: int, limit: int | None) -> int:
         """The largest context that fits; 0 for none."""
@@ -154,12 +159,76 @@ BASIS = {
     ("weights", False): "as the package stores them",
     **{("cache", on_cpu): "the states of the contract, filled" for on_cpu in (True, False)},
     **{("logits", on_cpu): "float32, one position per row" for on_cpu in (True, False)},
-    ("workspace", True): "activations and attention scratch of a prompt chunk, which ONNX Runtime's arena keeps",
-    ("workspace", False): "activations of a prompt chunk, which ONNX Runtime's arena keeps",
+    ("workspace", True): "activations and attention scratch of a prompt chunk, as ONNX Runtime's arena places them",
+    ("workspace", False): "activations of a prompt chunk, as ONNX Runtime's arena places them",
 }
 
 
-def live_bytes(blocks: Sequence[Block]) -> int:
-    """Bytes of the tensors that live at the same time."""
-    changes = [(block.begin, 0, block.size) for block in blocks] + [(block.end, 1, -block.size) for block in blocks]
-    return max(accumulate(size for _, _, size in sorted(changes)), default=0)
+# Arena
+
+
+class Chunk(NamedTuple):
+    """A free or used part of a region."""
+
+    size: int
+    region: int
+    offset: int
+
+
+@dataclass(slots=True)
+class Arena:
+    """The free chunks of an arena, and the bytes of each region that were ever in use."""
+
+    free: set[Chunk] = field(default_factory=set)
+    touched: list[int] = field(default_factory=list)
+    growth: int = FIRST_REGION
+
+    def allocate(self, size: int) -> Chunk:
+        """Place a tensor in the smallest free chunk that holds it, in a new region if there is none.
+
+        A chunk is split only if at least half of it, or `MOST_UNUSED_BYTES`, stays free.
+        """
+        size = max(ROUNDING, -(-size // ROUNDING) * ROUNDING)
+        chunk = min((each for each in self.free if each.size >= size), default=None) or self._extend(size)
+        self.free.discard(chunk)
+        self.touched[chunk.region] = max(self.touched[chunk.region], chunk.offset + size)
+        if chunk.size < 2 * size and chunk.size - size < MOST_UNUSED_BYTES:
+            return chunk
+        self.free.add(Chunk(chunk.size - size, chunk.region, chunk.offset + size))
+        return chunk._replace(size=size)
+
+    def _extend(self, size: int) -> Chunk:
+        """A new region for a tensor; regions double in size."""
+        doubles = self.growth >= size
+        while self.growth < size:
+            self.growth *= 2
+        chunk = Chunk(self.growth, len(self.touched), 0)
+        self.touched.append(0)
+        self.growth = SECOND_REGION if chunk.region == 0 else self.growth * (2 if doubles else 1)
+        return chunk
+
+    def release(self, chunk: Chunk) -> None:
+        """Free a chunk, and join it with its free neighbours."""
+        for other in [each for each in self.free if each.region == chunk.region]:
+            if other.offset + other.size == chunk.offset or chunk.offset + chunk.size == other.offset:
+                self.free.remove(other)
+                chunk = Chunk(chunk.size + other.size, chunk.region, min(chunk.offset, other.offset))
+        self.free.add(chunk)
+
+    def run(self, blocks: Sequence[Block], scratch: Sequence[int], nodes: Sequence[int], *, planned: bool) -> None:
+        """One run: its activations one by one, or `planned` as one block; temporary tensors within some `nodes`."""
+        if planned:
+            blocks, nodes = [Block(sum(block.size for block in blocks), 0, 1)], nodes[:1] and (1,)
+        steps = [(block.begin, False, block.size, block.end) for block in blocks if block.size]
+        live: list[tuple[int, Chunk]] = []
+        for begin, is_node, size, end in sorted([*steps, *((node, True, 0, 0) for node in nodes)]):
+            for entry in [entry for entry in live if entry[0] < begin]:
+                live.remove(entry)
+                self.release(entry[1])
+            if is_node:
+                for chunk in [self.allocate(temporary) for temporary in scratch]:
+                    self.release(chunk)
+            else:
+                live.append((end, self.allocate(size)))
+        for _, chunk in live:
+            self.release(chunk)

@@ -11,8 +11,8 @@ import pytest
 
 import partita
 from partita import dtypes
-from partita.capacity.costs import Block, graph_costs
-from partita.capacity.memory import Requirements, live_bytes
+from partita.capacity.costs import graph_costs
+from partita.capacity.memory import Arena, Requirements
 from partita.capacity.records import FormRates, MachineRates, Plan
 from partita.capacity.speed import with_bounds
 from partita.cli import run
@@ -61,9 +61,31 @@ def package(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> Path:
     return exported(tiny_checkpoint("llama"))
 
 
-def test_live_bytes_are_the_largest_sum_of_tensors_in_use() -> None:
-    assert live_bytes([Block(100, 0, 1), Block(100, 1, 2), Block(100, 2, 3), Block(100, 3, 4)]) == 200
-    assert live_bytes([Block(100, 0, 9), Block(100, 1, 9), Block(50, 9, 9)]) == 250
+@pytest.mark.parametrize(
+    ("sizes", "regions"),
+    [
+        ([786432] * 2 + [1310720] * 3 + [25165824], [1, 2, 4, 32]),
+        ([1179648] * 2 + [1966080] * 3 + [37748736], [2, 2, 4, 8, 64]),
+        ([1835008] * 2 + [2359296] * 3 + [58720256], [2, 2, 4, 8, 64]),
+    ],
+)
+def test_arena_regions_match_onnx_runtime_log(sizes: list[int], regions: list[int]) -> None:
+    """The first tensors of a prompt of 512 tokens of the models in tests/capacity/shapes.py, as ONNX Runtime 1.31.1
+    logged them ("Extended allocation by").
+    """
+    arena = Arena()
+    chunks = [arena.allocate(size) for size in sizes]
+    by_region = [[chunk.size for chunk in (*chunks, *arena.free) if chunk.region == at] for at in range(len(regions))]
+    assert [sum(found) // MIB for found in by_region] == regions and sum(arena.touched) == sum(sizes)
+
+
+def test_freed_memory_is_reused() -> None:
+    arena = Arena()
+    for _ in range(3):
+        for place in [arena.allocate(300 * 1024) for _ in range(3)]:
+            arena.release(place)
+    arena.allocate(900 * 1024)  # freed neighbours are joined
+    assert arena.touched == [900 * 1024]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int4"])
