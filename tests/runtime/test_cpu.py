@@ -360,7 +360,7 @@ linux = pytest.mark.skipif(not cpu_settings.huge_pages_available(), reason="no h
 def test_memory_of_the_program_gets_no_huge_pages(before, now, new, monkeypatch):
     first, second = ([(int(start * HUGE), int(end * HUGE)) for start, end in ranges] for ranges in (before, now))
     monkeypatch.setattr(cpu_settings, "anonymous_memory", lambda: second)
-    monkeypatch.setattr(cpu_settings, "full_blocks", lambda memory: range(*memory, HUGE))
+    monkeypatch.setattr(cpu_settings, "full_blocks", lambda memory: range(memory[0], memory[1], HUGE))
     assert new_blocks(first) == [block * HUGE for block in new]
 
 
