@@ -56,7 +56,7 @@ class PartedGraph:
         self.constants = {entry.name for entry in self.proto.graph.initializer}
         self.constants |= {entry.values.name for entry in self.proto.graph.sparse_initializer}
         self.compared: list[int] = []
-        """Positions of nodes that are not folded. ONNX Runtime folds those that read constants alone."""
+        """Positions of nodes that are not folded. ONNX Runtime folds a node that reads constants alone."""
         self._makers: dict[str, int] = {}
         self._users: dict[str, list[int]] = {}
         for position, node in enumerate(self.nodes):
