@@ -313,7 +313,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
                 asked,
                 replay=replay,
                 scorer=scorer,
-                takes=supported_by_cpu,
+                supports=supported_by_cpu,
                 write_adapter=write_adapter,
                 quality_text=heldout_path(),
             )

@@ -39,51 +39,33 @@ def test_every_written_path_is_tested() -> None:
     assert {f"{writer.verb} {writer.option.removeprefix('--')}" for writer in WRITERS} == written_parameters()
 
 
-@dataclass
-class Files:
-    """A folder with everything that a verb may read."""
-
-    folder: Path
-    package: Path
-    other: Path
-    report: Path
-    model: Path
-    data: Path
-    array: Path
-    library: Path
-    settings: Path
-
-    def state(self) -> dict[str, str]:
-        """Hash of every file; links are followed."""
-        return {
-            str(path.relative_to(self.folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-            for path in self.folder.rglob("*")
-            if path.is_file()
-        }
-
-
-def make_files(folder: Path, package: Path, report: Path) -> Files:
+def make_files(folder: Path, package: Path, report: Path) -> dict[str, Path]:
+    """A folder with everything that a verb may read, by the names in the words of a writer."""
     folder.mkdir()
     np.save(folder / "values.npy", np.ones((1, 4), np.float32))
     (folder / "libmine.so").write_bytes(b"\x7fELF CreateEpFactories")
     (folder / "settings.json").write_text("{}")
-    return Files(
-        folder,
-        shutil.copytree(package, folder / "package"),
-        shutil.copytree(package, folder / "other"),
-        shutil.copyfile(report, folder / "run.json"),
-        write_model(folder / "model.onnx"),
-        *(folder / name for name in ("model.onnx.data", "values.npy", "libmine.so", "settings.json")),
-    )
+    for copied in ("package", "other"):
+        shutil.copytree(package, folder / copied)
+    shutil.copyfile(report, folder / "run.json")
+    write_model(folder / "model.onnx")
+    names = {"report": "run.json", "model": "model.onnx", "data": "model.onnx.data", "array": "values.npy"}
+    names |= {"library": "libmine.so", "settings": "settings.json", "package": "package", "other": "other"}
+    return {"folder": folder, **{name: folder / file for name, file in names.items()}}
 
 
-def write_model(path: Path) -> Path:
+def hashes(folder: Path) -> dict[str, str]:
+    """Hash of every file; links are followed."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def write_model(path: Path) -> None:
     """y = x + w, with w in a file beside it."""
     text = "g (float[1,4] x) => (float[1,4] y) { [add] y = Add(x, w) }"
     model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {text}')
     model.graph.initializer.append(numpy_helper.from_array(np.arange(4, dtype=np.float32), "w"))
     onnx.save(model, path, save_as_external_data=True, location=f"{path.name}.data", size_threshold=0)
-    return path
 
 
 @dataclass
@@ -95,11 +77,11 @@ class Writer:
     words: str
     read: str
 
-    def command(self, files: Files, target: object) -> list[str]:
-        return [*self.verb.split(), *self.words.format(**vars(files)).split(), self.option, str(target)]
+    def command(self, files: dict[str, Path], target: object) -> list[str]:
+        return [*self.verb.split(), *self.words.format(**files).split(), self.option, str(target)]
 
-    def reads(self, files: Files) -> Iterator[Path]:
-        for path in (getattr(files, name) for name in self.read.split()):
+    def reads(self, files: dict[str, Path]) -> Iterator[Path]:
+        for path in (files[name] for name in self.read.split()):
             inside = ("manifest.json", "model.onnx.data", "new-file") if path.is_dir() else (".",)
             yield from (path / name for name in inside)
 
@@ -160,7 +142,7 @@ def stored(tiny_checkpoint, exported, tmp_path_factory) -> tuple[Path, Path]:
 
 
 @pytest.fixture
-def files(stored: tuple[Path, Path], tmp_path: Path) -> Files:
+def files(stored: tuple[Path, Path], tmp_path: Path) -> dict[str, Path]:
     return make_files(tmp_path / "files", *stored)
 
 
@@ -172,11 +154,11 @@ def test_output_equal_to_an_input_is_rejected(writer, files, tmp_path, capsys):
             target = name(read, folder)
             if (writer.verb, writer.option) == ("bench", "--report"):  # a folder; its files have the names of chains
                 target = linked_into(folder, target)
-            before = files.state()
+            before = hashes(files["folder"])
             assert run(writer.command(files, target)) == 2, (read, way)
             err = capsys.readouterr().err
             assert "which this command reads" in err and str(target) in err, err
-            assert files.state() == before, (read, way)
+            assert hashes(files["folder"]) == before, (read, way)
 
 
 def linked_into(folder: Path, target: Path) -> Path:
@@ -185,8 +167,8 @@ def linked_into(folder: Path, target: Path) -> Path:
     return folder / "reports"
 
 
-def test_prompt_file_on_stdin_is_not_overwritten(files: Files) -> None:
-    prompt = files.folder / "prompt.txt"
+def test_prompt_file_on_stdin_is_not_overwritten(files: dict[str, Path]) -> None:
+    prompt = files["folder"] / "prompt.txt"
     prompt.write_text("1,2,3")
     words = WRITERS[0].command(files, prompt)
     words[words.index("1,2")] = "-"
@@ -228,40 +210,42 @@ def in_shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_report_on_stdout_can_be_piped_to_next_command(files: Files) -> None:
+def test_report_on_stdout_can_be_piped_to_next_command(files: dict[str, Path]) -> None:
     told = in_shell(
         "partita generate package 1,2 --token-ids --max-new-tokens 3 --provider cpu --report - "
         "| partita report show - --full",
-        files.folder,
+        files["folder"],
     )
     assert told.returncode == 0, told.stderr
     assert "nodes on CPU in" in told.stdout.replace("\n", " ")
     assert "finish: length" in told.stderr
-    placed = in_shell("partita place model.onnx --provider cpu --report - > out.json", files.folder)
+    placed = in_shell("partita place model.onnx --provider cpu --report - > out.json", files["folder"])
     assert placed.returncode == 0, placed.stderr
-    assert json.loads((files.folder / "out.json").read_text())["schema"] == "partita.report/1"
-    assert not (files.folder / "-").exists()
+    assert json.loads((files["folder"] / "out.json").read_text())["schema"] == "partita.report/1"
+    assert not (files["folder"] / "-").exists()
 
 
-def test_report_on_stdout_with_json_option_is_rejected(files: Files, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_on_stdout_with_json_option_is_rejected(
+    files: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     writers = [writer for writer in WRITERS if writer.option == "--report" and writer.verb != "bench"]
     for writer in [writer for writer in writers if "--input" not in writer.command(files, "-")][:2]:
         assert run([*writer.command(files, "-"), "--json"]) == 2
         assert "--report - and --json" in capsys.readouterr().err
 
 
-def test_report_commands_read_stdin(files: Files) -> None:
+def test_report_commands_read_stdin(files: dict[str, Path]) -> None:
     told = in_shell(
         "partita report html - < run.json > page.html && partita report markdown - < run.json > run.md"
         " && partita report diff - run.json --exit-code < run.json"
         " && partita report explain - lm_head/MatMul < run.json"
         " && partita report check - --max-cpu-nodes 999 < run.json",
-        files.folder,
+        files["folder"],
     )
     assert told.returncode == 0, told.stderr
-    assert (files.folder / "page.html").read_text().startswith("<!DOCTYPE html>")
-    assert "CPU" in (files.folder / "run.md").read_text()
-    once = in_shell("partita report diff - - < run.json", files.folder)
+    assert (files["folder"] / "page.html").read_text().startswith("<!DOCTYPE html>")
+    assert "CPU" in (files["folder"] / "run.md").read_text()
+    once = in_shell("partita report diff - - < run.json", files["folder"])
     assert once.returncode == 2 and "stdin" in once.stderr
 
 

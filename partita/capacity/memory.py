@@ -9,9 +9,10 @@ block (memory patterns).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from typing import NamedTuple
 
 from partita import dtypes
 from partita.capacity.costs import Block, GraphCosts, symbols
@@ -115,11 +116,9 @@ class Requirements:
             arena = Arena()
             for tokens, times in self._runs(file, context):
                 blocks = costs.blocks(symbols(self.contract, file, batch, tokens))
-                scratch = self._scratch(batch, tokens)
-                arena.run(blocks, scratch, costs.attention_nodes, planned=False)
-                if times > 1:
-                    arena.run(blocks, scratch, costs.attention_nodes, planned=True)
-            total += arena.resident
+                for planned in (False, True)[:times]:
+                    arena.run(blocks, self._scratch(batch, tokens), costs.attention_nodes, planned=planned)
+            total += sum(arena.touched)
         return total
 
     def _runs(self, file: GraphFile, context: int) -> list[tuple[int, int]]:
@@ -143,11 +142,15 @@ class Requirements:
 
     def largest_context(self, batch: int, available: int, limit: int | None) -> int:
         """The largest context that fits; 0 for none."""
-        return _largest(lambda context: self.total(context, batch) <= available, limit or LARGEST)
+        return bisect_left(
+            range(1, (limit or LARGEST) + 1), True, key=lambda context: self.total(context, batch) > available
+        )
 
     def largest_batch(self, context: int, available: int, limit: int | None) -> int:
         """The largest batch size that fits; 0 for none."""
-        return _largest(lambda batch: self.total(context, batch) <= available, limit or MOST_ROWS)
+        return bisect_left(
+            range(1, (limit or MOST_ROWS) + 1), True, key=lambda rows: self.total(context, rows) > available
+        )
 
 
 BASIS = {
@@ -161,45 +164,24 @@ BASIS = {
 }
 
 
-def _largest(fits: Callable[[int], bool], limit: int) -> int:
-    """The largest number up to `limit` that fits."""
-    if not fits(1):
-        return 0
-    low, high = 1, 2
-    while high <= limit and fits(high):
-        low, high = high, high * 2
-    high = min(high, limit + 1)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
-
-
 # Arena
 
 
-@dataclass(slots=True)
-class Chunk:
-    """A part of a region, from its offset to that of the next."""
+class Chunk(NamedTuple):
+    """A free or used part of a region."""
 
+    size: int
     region: int
     offset: int
-    size: int
-    used: bool = False
 
 
 @dataclass(slots=True)
 class Arena:
-    """The regions of an arena, and the bytes that were touched."""
+    """The free chunks of an arena, and the bytes of each region that were ever in use."""
 
-    regions: list[list[Chunk]] = field(default_factory=list)
+    free: set[Chunk] = field(default_factory=set)
     touched: list[int] = field(default_factory=list)
     growth: int = FIRST_REGION
-
-    @property
-    def resident(self) -> int:
-        """Bytes that were ever in use."""
-        return sum(self.touched)
 
     def allocate(self, size: int) -> Chunk:
         """Place a tensor in the smallest free chunk that holds it, in a new region if there is none.
@@ -207,58 +189,46 @@ class Arena:
         A chunk is split only if at least half of it, or `MOST_UNUSED_BYTES`, stays free.
         """
         size = max(ROUNDING, -(-size // ROUNDING) * ROUNDING)
-        fitting = (chunk for chunks in self.regions for chunk in chunks if not chunk.used and chunk.size >= size)
-        chunk = min(fitting, key=lambda each: (each.size, each.region, each.offset), default=None) or self._extend(size)
-        if chunk.size >= 2 * size or chunk.size - size >= MOST_UNUSED_BYTES:
-            chunks = self.regions[chunk.region]
-            chunks.insert(chunks.index(chunk) + 1, Chunk(chunk.region, chunk.offset + size, chunk.size - size))
-            chunk.size = size
-        chunk.used = True
+        chunk = min((each for each in self.free if each.size >= size), default=None) or self._extend(size)
+        self.free.discard(chunk)
         self.touched[chunk.region] = max(self.touched[chunk.region], chunk.offset + size)
-        return chunk
+        if chunk.size < 2 * size and chunk.size - size < MOST_UNUSED_BYTES:
+            return chunk
+        self.free.add(Chunk(chunk.size - size, chunk.region, chunk.offset + size))
+        return chunk._replace(size=size)
 
     def _extend(self, size: int) -> Chunk:
-        """Add a region for a tensor; regions double in size."""
+        """A new region for a tensor; regions double in size."""
         doubles = self.growth >= size
         while self.growth < size:
             self.growth *= 2
-        chunk = Chunk(len(self.regions), 0, self.growth)
-        self.regions.append([chunk])
+        chunk = Chunk(self.growth, len(self.touched), 0)
         self.touched.append(0)
         self.growth = SECOND_REGION if chunk.region == 0 else self.growth * (2 if doubles else 1)
         return chunk
 
-    def free(self, chunk: Chunk) -> None:
+    def release(self, chunk: Chunk) -> None:
         """Free a chunk, and join it with its free neighbours."""
-        chunk.used = False
-        joined: list[Chunk] = []
-        for each in self.regions[chunk.region]:
-            if joined and not joined[-1].used and not each.used:
-                joined[-1].size += each.size
-            else:
-                joined.append(each)
-        self.regions[chunk.region] = joined
+        for other in [each for each in self.free if each.region == chunk.region]:
+            if other.offset + other.size == chunk.offset or chunk.offset + chunk.size == other.offset:
+                self.free.remove(other)
+                chunk = Chunk(chunk.size + other.size, chunk.region, min(chunk.offset, other.offset))
+        self.free.add(chunk)
 
     def run(self, blocks: Sequence[Block], scratch: Sequence[int], nodes: Sequence[int], *, planned: bool) -> None:
         """One run: its activations one by one, or `planned` as one block; temporary tensors within some `nodes`."""
         if planned:
-            blocks, nodes = [Block(pattern_bytes(blocks), 0, 1)], nodes[:1] and (1,)
+            blocks, nodes = [Block(sum(block.size for block in blocks), 0, 1)], nodes[:1] and (1,)
         steps = [(block.begin, False, block.size, block.end) for block in blocks if block.size]
         live: list[tuple[int, Chunk]] = []
         for begin, is_node, size, end in sorted([*steps, *((node, True, 0, 0) for node in nodes)]):
-            for _, chunk in (ended := [entry for entry in live if entry[0] < begin]):
-                self.free(chunk)
-            live = [entry for entry in live if entry not in ended]
+            for entry in [entry for entry in live if entry[0] < begin]:
+                live.remove(entry)
+                self.release(entry[1])
             if is_node:
                 for chunk in [self.allocate(temporary) for temporary in scratch]:
-                    self.free(chunk)
+                    self.release(chunk)
             else:
                 live.append((end, self.allocate(size)))
         for _, chunk in live:
-            self.free(chunk)
-
-
-def pattern_bytes(blocks: Sequence[Block]) -> int:
-    """Bytes of the activations that live at the same time."""
-    changes = [(block.begin, 0, block.size) for block in blocks] + [(block.end, 1, -block.size) for block in blocks]
-    return max(accumulate(size for _, _, size in sorted(changes)), default=0)
+            self.release(chunk)

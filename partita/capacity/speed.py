@@ -7,6 +7,8 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from partita.capacity.costs import Product, symbols
 from partita.capacity.memory import CHUNK_TOKENS, Requirements
 from partita.capacity.records import Estimate, FormRates, MachineRates, PhasePlan
@@ -126,18 +128,13 @@ def gemv_rate(form: FormRates, total: int, product: int) -> float:
     """Bytes per second of a product with `product` of `total` bytes of weights, between the measured sizes."""
     *points, (most, slowest) = sorted(form.gemv_bytes_per_second.items())
     streamed = _between(product, form.product_bytes, (slowest, form.large_gemv_bytes_per_second))
-    points.append((most, max(slowest, streamed)))
-    for (small, fast), (large, slow) in zip(points, points[1:], strict=False):
-        if total <= large:
-            return _between(total, (small, large), (fast, slow))
-    return points[-1][1]
+    sizes, rates = zip(*points, (most, max(slowest, streamed)), strict=True)
+    return _between(total, sizes, rates)
 
 
-def _between(size: int, sizes: tuple[int, int], rates: tuple[float, float]) -> float:
-    """The rate of a size between two measured ones, on a logarithmic scale of sizes."""
-    share = math.log(max(size, 1) / sizes[0]) / math.log(sizes[1] / sizes[0])
-    share = min(1.0, max(0.0, share))
-    return 1 / ((1 - share) / rates[0] + share / rates[1])
+def _between(size: int, sizes: Sequence[int], rates: Sequence[float]) -> float:
+    """The rate of a size between measured ones: seconds per byte are linear in the logarithm of the size."""
+    return float(1 / np.interp(math.log(max(size, 1)), np.log(sizes), 1 / np.asarray(rates)))
 
 
 def phase_plans(model: Requirements, rates: MachineRates | Device, batch: int, prompt: int) -> tuple[PhasePlan, ...]:

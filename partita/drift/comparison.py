@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +42,8 @@ USUAL_RANGE = 99.0
 """Percentile of magnitudes. A few activations of many models are a hundred times larger than all others."""
 Item = TypeVar("Item")
 FAILURES = (GenerationError, PackageError, ProviderError, ResourceError)
+Errors = dict[Part, PartDrift]
+"""The errors of parts that have any tensor to compare."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +54,6 @@ class Settings:
     free_running: bool = False
     tolerance: float | None = None
     """None: by the type and operator of each node."""
-    memory_bytes: int | None = None
-    """Bytes of tensors per chunk; None: a part of the free memory."""
     deadline: float | None = None
     """Time of the monotonic clock from which no run begins; LateError is raised."""
 
@@ -62,38 +62,32 @@ class Settings:
 class StepComparison:
     """Two sides of one graph in one step."""
 
-    tested_side: Side
+    tested: Side
     reference: Side
     step: Step
     graph: PartedGraph
     settings: Settings
-    unread: tuple[dict[str, PartitaError], dict[str, PartitaError]]
-    """Tensors that the tested side and the reference cannot give as outputs, with the error of a run; of all steps."""
     states: Values = field(default_factory=dict)
     """States that the tested side reads in place of the step's."""
     notes: dict[str, None] = field(default_factory=dict)
     not_finite: dict[int, NotFinite] = field(default_factory=dict)
     """By its position, each compared node with NaN or infinity where the reference has a number."""
+    tested_step: Step = field(init=False)
     tested_run: GraphRun = field(init=False)
     reference_run: GraphRun = field(init=False)
 
     def __post_init__(self) -> None:
         """Run both sides without taps."""
-        self.tested_run = self.tested_side.run(self.step, self._tested_graph.model.to_bytes(), self.feeds)
-        model = self.graph.model.to_bytes()
-        self.reference_run = self.reference.run(self.step, model, self.step.feeds, None, self.tested_run.values)
-
-    @property
-    def feeds(self) -> Values:
-        """Inputs of the tested side."""
-        return {**self.step.feeds, **self.states}
+        self.tested_step = replace(self.step, feeds={**self.step.feeds, **self.states})
+        self.tested_run = self.tested.run(self.tested_step, self._tested_graph.model.to_bytes())
+        self.reference_run = self.reference.run(self.step, self.graph.model.to_bytes(), ours=self.tested_run.values)
 
     @cached_property
     def _tested_graph(self) -> PartedGraph:
         """The graph of the tested side, which may be another file of the same structure."""
-        if self.tested_side.folder == self.reference.folder:
+        if self.tested.folder == self.reference.folder:
             return self.graph
-        return PartedGraph(read_onnx(self.tested_side.folder / self.step.file))
+        return PartedGraph(read_onnx(self.tested.folder / self.step.file))
 
     def note(self, text: str) -> None:
         """Add a limit of the comparison to the notes, once."""
@@ -105,18 +99,22 @@ class StepComparison:
         found = self._compared(part, self.reference_run.values, self.tested_run.values, ({}, {}))
         return found.model_copy(update={"name": found.tensor})
 
-    def nodes_of(self, layer: Part) -> list[Part]:
-        """The nodes of a layer; nodes between tensors that the reference has, if it lacks some, are one part."""
-        if self.reference.runs_graphs:
-            return self.graph.single_nodes(layer.nodes)
-        theirs, _ = self.tap((*layer.inputs, *self.graph.open_part(layer).outputs))
-        return self.graph.single_nodes(layer.nodes, theirs.keys() - self.step.feeds.keys())
+    def nodes_of(self, layers: Sequence[Part]) -> list[Part]:
+        """The nodes of layers; nodes between tensors that the reference has, if it lacks some, are one part."""
+        found: list[Part] = []
+        for layer in layers:
+            known = None
+            if not self.reference.runs_graphs:
+                theirs, _ = self.tap((*layer.inputs, *self.graph.open_part(layer).outputs))
+                known = theirs.keys() - self.step.feeds.keys()
+            found += self.graph.single_nodes(layer.nodes, known)
+        return found
 
     # --- errors -------------------------------------------------------------------------------------------------------
 
-    def compare(self, parts: Sequence[Part]) -> list[PartDrift]:
-        """Errors of the parts that have any tensor to compare."""
-        found: list[PartDrift] = []
+    def compare(self, parts: Sequence[Part]) -> Errors:
+        """Errors of the parts."""
+        found: Errors = {}
         for chunk in self._chunks(parts):
             theirs, ours = self.tap(name for part in chunk for name in (*part.inputs, *part.outputs))
             local = self._alone(chunk, {**ours, **theirs})
@@ -126,29 +124,30 @@ class StepComparison:
             for part in chunk:
                 alone_on = (ours, mirrored) if part in rest else (local.values, theirs)
                 compared = self._compared(part, theirs, ours, alone_on)
-                found += [compared] if compared.tensor else []
+                found |= {part: compared} if compared.tensor else {}
                 self._find_not_finite(part, theirs, ours)
         return found
 
-    def within_layer(self, layer: Part, nodes: Sequence[Part]) -> list[PartDrift]:
+    def within_layer(self, layer: Part) -> Errors:
         """Errors of a layer's nodes when the layer alone runs on the reference's tensors."""
         whole = self.graph.open_part(layer)
         theirs, ours = self.tap((*whole.inputs, *whole.outputs))
         local = self._alone([whole], {**ours, **theirs}).values
-        return [self._compared(node, theirs, ours, (local, theirs)) for node in nodes]
+        return {node: self._compared(node, theirs, ours, (local, theirs)) for node in self.nodes_of([layer])}
 
     @cached_property
     def _types(self) -> Mapping[str, onnx.TypeProto]:
         return tensor_types(self.graph.proto, {name: array.shape for name, array in self.step.feeds.items()})
 
     @cached_property
-    def _is_half(self) -> bool:
-        """Whether the graph has float16 tensors; QNN then computes its float32 nodes in float16, too."""
-        return any(kind.tensor_type.elem_type == onnx.TensorProto.FLOAT16 for kind in self._types.values())
+    def _least_tolerance(self) -> float:
+        """Of the floats: QNN computes the float32 nodes of a graph with float16 tensors in float16, too."""
+        half = any(kind.tensor_type.elem_type == onnx.TensorProto.FLOAT16 for kind in self._types.values())
+        return PRECISIONS["fp16"].tolerance if half else EXACT.tolerance
 
     def _chunks(self, parts: Sequence[Part]) -> Iterator[list[Part]]:
         """The parts in groups whose tensors fit into memory. A tensor of unknown size counts as the mean of others."""
-        most = self.settings.memory_bytes or free_bytes() // MEMORY_SHARE
+        most = free_bytes() // MEMORY_SHARE
         known = {name: size for name, kind in self._types.items() if (size := _bytes(kind)) is not None}
         usual = sum(known.values()) // max(1, len(known))
         chunk: list[Part] = []
@@ -171,7 +170,7 @@ class StepComparison:
         tensor = max(own or errors, key=lambda name: (own or errors)[name], default="")
         error, alone = max(errors.values(), default=None), max(own.values(), default=None)
         # Without an own error, the errors of all parts before count.
-        tolerance = self._tolerance(part.nodes if own else self.graph.compared, theirs)
+        tolerance = self.tolerance(part.nodes if own else self.graph.compared, theirs)
         node = self.graph.nodes[part.nodes[-1]]
         is_node = len(part.nodes) == 1
         return PartDrift(
@@ -191,65 +190,76 @@ class StepComparison:
             largest_reference=largest(theirs[name] for name in errors),
         )
 
-    def _tolerance(self, positions: Sequence[int], theirs: Values) -> float:
+    def tolerance(self, positions: Sequence[int], theirs: Values) -> float:
+        """The tolerance of nodes: that of the least precise one. `theirs`: the tensors that the reference has."""
         if self.settings.tolerance is not None:
             return self.settings.tolerance
-        if self.reference.weight_bits is not None:
-            positions = self.graph.with_sources(positions, theirs)
-            read = {name for at in positions for name in self.graph.nodes[at].input}
-            if any(self.step.feeds[name].any() for name in read.intersection(self.step.states.values())):
-                positions = self.graph.compared  # these states are of a run with the rounded weights
-        nodes = [self.graph.nodes[at] for at in positions]
-        return tolerance_of(nodes, half=self._is_half, weight_bits=self.reference.weight_bits)
+        least, bits = self._least_tolerance, self.reference.weight_bits
+        if bits is None:
+            nodes = [self.graph.nodes[at] for at in positions]
+            rounds = {node.op_type for node in nodes} >= ROUNDED_IF_FUSED or any(map(_rounds_input, nodes))
+            return max(least, PRECISIONS["int4"].tolerance) if rounds else least
+        positions = self.graph.with_sources(positions, theirs)
+        read = {name for at in positions for name in self.graph.nodes[at].input}
+        if any(self.step.feeds[name].any() for name in read.intersection(self.step.states.values())):
+            positions = self.graph.compared  # these states are of a run with the rounded weights
+        rounded = [node for node in (self.graph.nodes[at] for at in positions) if node.op_type in QUANTISED]
+        steps = [ROUNDING_STEPS * 0.5 ** (_attribute(node, "bits") or bits) for node in rounded]
+        return max(least, PRECISIONS["int4"].tolerance, *steps) if rounded else least
 
     def _find_not_finite(self, part: Part, theirs: Values, ours: Values) -> None:
         """Record NaN or infinity in the output of a part of one node, where the reference has a number."""
-        inputs = [ours[name] for name in part.inputs if name in ours]
         for name in part.outputs if len(part.nodes) == 1 else ():
-            found = bad_numbers(ours[name], theirs[name], inputs) if name in ours and name in theirs else None
-            if found is not None:
-                node = self.graph.nodes[part.nodes[0]]
-                self.not_finite[part.nodes[0]] = NotFinite(
-                    node=node.name,
-                    op_type=node.op_type,
-                    module=self.graph.module(part.nodes[0]),
-                    step=self.step.name,
-                    value=found[0],
-                    dtype=ours[name].dtype.name,
-                    input_range=found[1],
-                )
+            array, other = ours.get(name), theirs.get(name)
+            if array is None or other is None or array.dtype.kind != "f" or array.shape != other.shape:
+                continue
+            wrong = array[~np.isfinite(array) & np.isfinite(other)]
+            if not wrong.size:
+                continue
+            node = self.graph.nodes[part.nodes[0]]
+            inputs = [ours[each] for each in part.inputs if each in ours and ours[each].dtype.kind == "f"]
+            numbers = np.concatenate([np.zeros(0), *(each[np.isfinite(each)].ravel() for each in inputs)])
+            self.not_finite[part.nodes[0]] = NotFinite(
+                node=node.name,
+                op_type=node.op_type,
+                module=self.graph.module(part.nodes[0]),
+                step=self.step.name,
+                value="NaN" if np.isnan(wrong).any() else "infinity",
+                dtype=array.dtype.name,
+                input_range=(float(numbers.min()), float(numbers.max())) if numbers.size else None,
+            )
 
     # --- runs ---------------------------------------------------------------------------------------------------------
 
-    def tap(self, names: Iterable[str], side: Side | None = None) -> tuple[Values, Values]:
-        """Tensors of the reference and of the tested side (or `side`) in runs of the whole graph."""
+    def tap(self, names: Iterable[str], pinned: Side | None = None) -> tuple[Values, Values]:
+        """Tensors of the reference and of the tested side (or `pinned`) in runs of the whole graph.
+
+        A tensor that cannot be read is missing. Raises the error of a pinned side.
+        """
         taps = [name for name in dict.fromkeys(names) if name not in self.step.feeds]
-        ours = self._read(side or self.tested_side, self._tested_graph, self.feeds, taps)
+        if pinned is None:
+            ours = self._read(self.tested, self.tested_step, self._tested_graph, taps)
+        else:
+            ours = pinned.run(self.tested_step, self._tested_graph.with_outputs(taps), taps)
         if ours.skipped:
             count, kinds = len(ours.skipped), listing(dict.fromkeys(ours.skipped.values()))
             self.note(f"not compared: {plural(count, 'tensor')} of type {kinds} ({name_some(list(ours.skipped), 3)})")
-        if side is None:
+        if pinned is None:
             self._check_placement(ours)
         taps = [name for name in taps if name not in ours.skipped]
-        theirs = self._read(self.reference, self.graph, self.step.feeds, taps, ours.values)
-        return {**self.step.feeds, **theirs.values}, {**self.feeds, **ours.values}
+        theirs = self._read(self.reference, self.step, self.graph, taps, ours.values)
+        return {**self.step.feeds, **theirs.values}, {**self.tested_step.feeds, **ours.values}
 
     def _read(
-        self, side: Side, graph: PartedGraph, feeds: Values, taps: Sequence[str], ours: Values | None = None
+        self, side: Side, step: Step, graph: PartedGraph, taps: Sequence[str], ours: Values | None = None
     ) -> GraphRun:
-        """A run of the whole graph with these tensors as outputs; one that cannot be read is missing.
-
-        Raises the error of a pinned side.
-        """
-        is_pinned = side not in (self.tested_side, self.reference)
-        unread = {} if is_pinned else self.unread[side is self.reference]
-        taps = [name for name in taps if name not in unread]
+        """A run of the whole graph with these tensors as outputs; one that cannot be read is missing."""
 
         def run(some: Sequence[str]) -> GraphRun:
             self._check_time()
-            return side.run(self.step, graph.with_outputs(some), feeds, some, ours)
+            return side.run(step, graph.with_outputs(some), some, ours)
 
-        return run(taps) if is_pinned else _in_halves(run, taps, unread, MOST_UNREAD)
+        return _in_halves(run, [name for name in taps if name not in side.unread], side.unread, MOST_UNREAD)
 
     def _check_time(self) -> None:
         if self.settings.deadline is not None and time.monotonic() > self.settings.deadline:
@@ -259,7 +269,7 @@ class StepComparison:
         """Note nodes that run on another provider when tensors of the graph are outputs."""
         before = self.tested_run.placement
         moved = [name for name, provider in tapped.placement.items() if before.get(name, provider) != provider]
-        first = self.tested_side.chain[0]
+        first = self.tested.chain[0]
         if first.ort_name not in before.values() and first.name not in self.tested_run.unused:
             self.note(f"placement not checked: ONNX Runtime {tapped.version} does not list the nodes on {first.name}")
         if moved:
@@ -281,7 +291,7 @@ class StepComparison:
         """
         side, graph = self.reference, self.graph
         if not on_reference:
-            side, graph = with_provider(self.tested_side, CPU), self._tested_graph
+            side, graph = with_provider(self.tested, CPU), self._tested_graph
         shared = {name + LOCAL: past for name, past in self.step.shared.items()}
 
         def run(some: Sequence[Part]) -> GraphRun:
@@ -289,7 +299,7 @@ class StepComparison:
             outputs = [name + LOCAL for part in some for name in part.outputs if name in inputs]
             if not outputs or not side.runs_graphs:
                 return GraphRun()
-            return side.run(self.step, graph.submodel(some, inputs), inputs, outputs, shared=shared)
+            return side.run(replace(self.step, feeds=inputs, shared=shared), graph.submodel(some, inputs), outputs)
 
         parts = [part for part in parts if part.outputs and all(name in inputs for name in part.inputs)]
         failed: dict[Part, PartitaError] = {}
@@ -355,20 +365,6 @@ def deviation(ours: npt.NDArray[Any], theirs: npt.NDArray[Any]) -> float:
     return difference(a[numbers].astype(np.float32), b[numbers].astype(np.float32), scale) / scale
 
 
-def tolerance_of(nodes: Sequence[onnx.NodeProto], *, half: bool, weight_bits: int | None) -> float:
-    """The tolerance of the least precise node: quantised weights, 16-bit floats (`half`), or 32-bit floats.
-
-    `weight_bits`: bits of weights that are not rounded on the reference, for nodes without an attribute `bits`; errors
-    then include their rounding.
-    """
-    least = PRECISIONS["fp16"].tolerance if half else EXACT.tolerance
-    if weight_bits is None:
-        rounds = {node.op_type for node in nodes} >= ROUNDED_IF_FUSED or any(map(_rounds_input, nodes))
-        return max(least, PRECISIONS["int4"].tolerance) if rounds else least
-    bits = [_attribute(node, "bits") or weight_bits for node in nodes if node.op_type in QUANTISED]
-    return max(least, PRECISIONS["int4"].tolerance, ROUNDING_STEPS * 0.5 ** min(bits)) if bits else least
-
-
 def _rounds_input(node: onnx.NodeProto) -> bool:
     """Whether an operator rounds its input to 8 bits."""
     if node.op_type == "MatMulNBits":
@@ -395,17 +391,3 @@ def largest(arrays: Iterable[npt.NDArray[Any]]) -> float | None:
         if (kept := (wide := array.astype(np.float64))[np.isfinite(wide) & (wide > RULED_OUT)]).size
     ]
     return max(found, default=None)
-
-
-def bad_numbers(
-    ours: npt.NDArray[Any], theirs: npt.NDArray[Any], inputs: Iterable[npt.NDArray[Any]]
-) -> tuple[Literal["NaN", "infinity"], tuple[float, float] | None] | None:
-    """NaN or infinity where the reference has a number, with the range of the finite inputs; None without any."""
-    if ours.dtype.kind != "f" or ours.shape != theirs.shape:
-        return None
-    wrong = ~np.isfinite(ours) & np.isfinite(theirs)
-    if not wrong.any():
-        return None
-    numbers = [array[np.isfinite(array)] for array in inputs if array.dtype.kind == "f"]
-    ends = [float(end) for array in numbers if array.size for end in (array.min(), array.max())]
-    return "NaN" if np.isnan(ours[wrong]).any() else "infinity", (min(ends), max(ends)) if ends else None

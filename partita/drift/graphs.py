@@ -51,28 +51,24 @@ class PartedGraph:
     def __init__(self, model: OnnxModel) -> None:
         self.model, self.proto = model, model.proto
         self.nodes = list(model.proto.graph.node)
-        self.inputs = frozenset(port.name for port in model.inputs)
-        self._initializers = {entry.name: entry for entry in self.proto.graph.initializer}
+        self.inputs, self.outputs = frozenset(port.name for port in model.inputs), frozenset(model.outputs)
         functions = {(entry.domain, entry.name) for entry in self.proto.functions}
-        self.constants = set(self._initializers) | {each.values.name for each in self.proto.graph.sparse_initializer}
-        self._folded: dict[str, int] = {}
-        """Tensors computed from constants alone, which ONNX Runtime folds, by the position of their node."""
+        self.constants = {entry.name for entry in self.proto.graph.initializer}
+        self.constants |= {entry.values.name for entry in self.proto.graph.sparse_initializer}
+        self.compared: list[int] = []
+        """Positions of nodes that are not folded. ONNX Runtime folds a node that reads constants alone."""
+        self._makers: dict[str, int] = {}
+        self._users: dict[str, list[int]] = {}
         for position, node in enumerate(self.nodes):
             own = (node.domain, node.op_type) in functions or node.domain not in ("", "ai.onnx")
             stays = own or node.op_type in RANDOM or node.op_type == "DequantizeLinear" or any(subgraphs_of(node))
-            if not stays and all(name in self.constants for name in node.input if name):
-                made = [name for name in node.output if name]
-                self.constants.update(made)
-                self._folded.update(dict.fromkeys(made, position))
-        self._makers = {name: position for position, node in enumerate(self.nodes) for name in node.output if name}
-        self._users: dict[str, list[int]] = {}
-        for position, node in enumerate(self.nodes):
+            if stays or not all(name in self.constants for name in node.input if name):
+                self.compared.append(position)
+            else:
+                self.constants.update(filter(None, node.output))
+            self._makers |= {name: position for name in node.output if name}
             for name in tensors_read(node):
                 self._users.setdefault(name, []).append(position)
-        self.outputs = frozenset(model.outputs)
-        folded = set(self._folded.values())
-        self.compared = [position for position in range(len(self.nodes)) if position not in folded]
-        """Positions of nodes that are not folded."""
 
     def layers(self) -> list[Part]:
         """Nodes by the module path up to its first number; without module paths, runs of nodes.
@@ -181,41 +177,32 @@ class PartedGraph:
             setattr(proto, name, getattr(self.proto, name))
         proto.opset_import.extend(self.proto.opset_import)
         proto.functions.extend(self.proto.functions)
-        proto.graph.name = self.proto.graph.name
-        nodes: list[onnx.NodeProto] = []
+        graph, whole = proto.graph, self.proto.graph
+        graph.name = whole.name
+        inputs = dict.fromkeys(name for part in parts for name in part.inputs)
+        own = {at for part in parts for at in part.nodes}
+        graph.node.extend(self.nodes[at] for at in self.with_sources([*own], inputs.keys()) if at not in own)  # folded
         for part in parts:
             made = {name: name + LOCAL for at in part.nodes for name in self.nodes[at].output if name}
             for position in part.nodes:
                 node = deepcopy(self.nodes[position])
                 rename(node, made)
                 node.output[:] = [made.get(name, name) for name in node.output]
-                nodes.append(node)
-            proto.graph.output.extend(onnx.ValueInfoProto(name=made[name]) for name in part.outputs)
-        self._add_constants(proto, nodes)
-        declared = {port.name: port for port in self.proto.graph.input}
-        for name in dict.fromkeys(name for part in parts for name in part.inputs):
+                graph.node.append(node)
+            graph.output.extend(onnx.ValueInfoProto(name=made[name]) for name in part.outputs)
+        read = {name for node in graph.node for name in tensors_read(node)}
+        graph.initializer.extend(entry for entry in whole.initializer if entry.name in read)
+        graph.sparse_initializer.extend(entry for entry in whole.sparse_initializer if entry.values.name in read)
+        declared = {port.name: port for port in whole.input}
+        for name in inputs:
             array = values[name]
             if name not in self.inputs and array.ndim < 2 and array.size <= MOST_EMBEDDED and array.dtype.kind in "iub":
-                proto.graph.initializer.append(numpy_helper.from_array(array, name))
+                graph.initializer.append(numpy_helper.from_array(array, name))
                 continue
             element = declared[name].type.tensor_type.elem_type if name in declared else None
             number = element or dtypes.dtype_named(array.dtype.name).number
-            proto.graph.input.append(helper.make_tensor_value_info(name, number, array.shape))
+            graph.input.append(helper.make_tensor_value_info(name, number, array.shape))
         return bytes(proto.SerializeToString())
-
-    def _add_constants(self, proto: onnx.ModelProto, nodes: Sequence[onnx.NodeProto]) -> None:
-        """Add the nodes, and all constants and folded nodes that they read."""
-        wanted, folded, stack = set[str](), set[int](), [name for node in nodes for name in tensors_read(node)]
-        while stack:
-            wanted.add(name := stack.pop())
-            if name in self._folded and self._folded[name] not in folded:
-                folded.add(self._folded[name])
-                stack += self.nodes[self._folded[name]].input
-        proto.graph.initializer.extend(self._initializers[name] for name in self._initializers if name in wanted)
-        sparse = (each for each in self.proto.graph.sparse_initializer if each.values.name in wanted)
-        proto.graph.sparse_initializer.extend(sparse)
-        proto.graph.node.extend(self.nodes[position] for position in sorted(folded))
-        proto.graph.node.extend(nodes)
 
 
 def layer_path(module: str) -> str:

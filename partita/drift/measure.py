@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import product
 
 from partita import __version__
-from partita.drift.comparison import Settings, StepComparison, deviation, finite
+from partita.drift.comparison import Errors, Settings, StepComparison, deviation, finite
 from partita.drift.graphs import RANDOM, Part, PartedGraph, Values
 from partita.drift.records import Basis, Drift, PartDrift, PinTrial
 from partita.drift.sides import Side, Step, with_provider
@@ -38,7 +38,7 @@ class _Difference:
     layer: Part
     node: Part | None
     basis: Basis
-    nodes: list[PartDrift]
+    nodes: Errors
     """Nodes of the layer."""
 
 
@@ -48,31 +48,23 @@ def measure(model: str, tested: Side, reference: Side, steps: Sequence[Step], se
     Raises PackageError, ProviderError, ResourceError, UsageError, GenerationError; LateError after `settings.deadline`.
     """
     entries = list(_open(tested, reference, steps, settings))
-    layers: list[PartDrift] = []
-    nodes: list[PartDrift] = []
-    found: _Difference | None = None
     outputs = max((entry.outputs() for entry in entries), key=lambda part: part.compared_error)
-    for entry in entries:
-        parts = {part.name: part for part in entry.graph.layers()}
-        these = entry.compare([*parts.values()])
-        if not reference.runs_graphs and not outputs.exceeds_tolerance:
-            these = _comparable(entry, these)
-        layers += these
-        if settings.by_node:
-            nodes += entry.compare([node for part in parts.values() for node in entry.nodes_of(part)])
-        over = next((layer for layer in these if layer.exceeds_tolerance), None)
-        if found is None and over is not None:
-            found = _first_in_layer(entry, parts[over.name], over.tolerance)
-        infinite = next((layer for layer in these if layer.infinite), None)
-        if infinite is not None and not settings.by_node:
-            entry.compare(entry.nodes_of(parts[infinite.name]))  # records the first node with NaN or infinity
-    if found is None and outputs.exceeds_tolerance:
-        found = _anywhere(entries, layers)
-    trials = []
-    if found is not None:
-        nodes = nodes if settings.by_node else found.nodes
-        limit = next(layer.tolerance for layer in layers if layer.name == found.layer.name)
-        trials = _pin_trials(found.comparison, found.layer, found.node, limit)
+    layers = [entry.compare(entry.graph.layers()) for entry in entries]
+    if not reference.runs_graphs and not outputs.exceeds_tolerance:
+        layers = [_comparable(*each) for each in zip(entries, layers, strict=True)]
+    every = [(entry, *each) for entry, found in zip(entries, layers, strict=True) for each in found.items()]
+    over = next((each for each in every if each[-1].exceeds_tolerance), None)
+    difference: _Difference | None = None
+    if over is not None:
+        difference = _first_in_layer(*over)
+    elif outputs.exceeds_tolerance:
+        difference = _anywhere(entries, every)
+    nodes = [] if difference is None else [difference.nodes]
+    if settings.by_node:
+        nodes = [entry.compare(entry.nodes_of(entry.graph.layers())) for entry in entries]
+    else:
+        for entry, found in zip(entries, layers, strict=True):  # records the first node with NaN or infinity
+            entry.compare(entry.nodes_of([layer for layer, drift in found.items() if drift.infinite][:1]))
     ours = entries[0].tested_run
     return Drift(
         model=model,
@@ -84,13 +76,13 @@ def measure(model: str, tested: Side, reference: Side, steps: Sequence[Step], se
         free_running=settings.free_running,
         steps=tuple(entry.step.name for entry in entries),
         outputs=outputs,
-        layers=tuple(_worst_of_steps(layers)),
-        first_layer=None if found is None else found.layer.name,
-        first_node=None if found is None or found.node is None else found.node.name,
-        basis=None if found is None else found.basis,
-        nodes=tuple(_worst_of_steps(nodes)),
+        layers=_worst_of_steps(layers),
+        first_layer=None if difference is None else difference.layer.name,
+        first_node=None if difference is None or difference.node is None else difference.node.name,
+        basis=None if difference is None else difference.basis,
+        nodes=_worst_of_steps(nodes),
         not_finite=next((entry.not_finite[min(entry.not_finite)] for entry in entries if entry.not_finite), None),
-        pin_trials=tuple(trials),
+        pin_trials=() if difference is None else tuple(_pin_trials(difference)),
         notes=tuple(_notes(entries)),
         partita_version=__version__,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -101,89 +93,83 @@ def _open(tested: Side, reference: Side, steps: Sequence[Step], settings: Settin
     """Both sides of the first and the last step. Free running, all steps run, with the tested side's own states."""
     graphs: dict[str, PartedGraph] = {}
     states: Values = {}
-    unread: tuple[dict[str, PartitaError], dict[str, PartitaError]] = ({}, {})
     compared = (0, len(steps) - 1)
     for at, step in enumerate(steps):
         if at not in compared and not settings.free_running:
             continue
         if step.file not in graphs:
             graphs[step.file] = PartedGraph(read_onnx(reference.folder / step.file))
-        entry = StepComparison(tested, reference, step, graphs[step.file], settings, unread, states)
+        entry = StepComparison(tested, reference, step, graphs[step.file], settings, states)
         if settings.free_running:
             states = {past: entry.tested_run.values[present] for present, past in step.states.items()}
         if at in compared:
             yield entry
 
 
-def _comparable(entry: StepComparison, layers: Sequence[PartDrift]) -> list[PartDrift]:
+def _comparable(entry: StepComparison, layers: Errors) -> Errors:
     """The layers without layers that the graph computes in another way than the model; outputs are within tolerance."""
-    others = [layer.name for layer in layers if layer.tolerance < OTHER_WAY < layer.compared_error]
+    others = [drift.name for drift in layers.values() if drift.tolerance < OTHER_WAY < drift.compared_error]
     if others:
         entry.note(
             f"{plural(len(others), 'layer')} not compared: the graph computes other values there than the model "
             f"({name_some(others, 3)}), and its outputs are within tolerance"
         )
-    return [layer for layer in layers if layer.name not in others]
+    return {layer: drift for layer, drift in layers.items() if drift.name not in others}
 
 
 def _first_node(entry: StepComparison, layer: Part) -> _Difference | None:
     """The first node of a layer that is over tolerance alone on the reference's tensors."""
-    parts = {part.name: part for part in entry.nodes_of(layer)}
-    nodes = entry.compare([*parts.values()])
-    first = next((node for node in nodes if node.exceeds_tolerance), None)
-    if first is None:
-        return None
-    basis: Basis = "whole_graph" if first.own_error is None and not first.infinite else "alone"
-    return _Difference(entry, layer, parts[first.name], basis, nodes)
+    nodes = entry.compare(entry.nodes_of([layer]))
+    for node, drift in nodes.items():
+        if drift.exceeds_tolerance:
+            basis: Basis = "whole_graph" if drift.own_error is None and not drift.infinite else "alone"
+            return _Difference(entry, layer, node, basis, nodes)
+    return None
 
 
-def _first_in_layer(entry: StepComparison, layer: Part, tolerance: float) -> _Difference:
+def _first_in_layer(entry: StepComparison, layer: Part, of_layer: PartDrift) -> _Difference:
     """The first node over tolerance in a layer: alone on the reference's tensors, else in the layer on its inputs."""
     found = _first_node(entry, layer)
     if found is not None:
         return found
-    parts = {part.name: part for part in entry.nodes_of(layer)}
-    nodes = entry.within_layer(layer, [*parts.values()])
-    first = next((parts[node.name] for node in nodes if node.compared_error > tolerance), None)
+    nodes = entry.within_layer(layer)
+    first = next((node for node, drift in nodes.items() if drift.compared_error > of_layer.tolerance), None)
     return _Difference(entry, layer, first, "in_layer", nodes)
 
 
-def _anywhere(entries: Sequence[StepComparison], layers: Sequence[PartDrift]) -> _Difference | None:
+def _anywhere(
+    entries: Sequence[StepComparison], layers: Sequence[tuple[StepComparison, Part, PartDrift]]
+) -> _Difference | None:
     """Outputs are over tolerance and no layer is: the first such node of all, else the layer where the sum of errors
     passes the tolerance.
     """
-    every = [(entry, layer) for entry in entries for layer in entry.graph.layers()]
-    found = next(filter(None, (_first_node(entry, layer) for entry, layer in every)), None)
-    if found is not None:
-        return found
-    sums = {(part.step, part.name) for part in layers if part.infinite or (part.error or 0.0) > part.tolerance}
-    return next(
-        (
-            _Difference(entry, layer, None, "whole_graph", [])
-            for entry, layer in every
-            if (entry.step.name, layer.name) in sums
-        ),
-        None,
+    nodes = (_first_node(entry, layer) for entry in entries for layer in entry.graph.layers())
+    sums = (
+        _Difference(entry, layer, None, "whole_graph", {})
+        for entry, layer, drift in layers
+        if drift.infinite or (drift.error or 0.0) > drift.tolerance
     )
+    return next(filter(None, nodes), None) or next(sums, None)
 
 
-def _pin_trials(at: StepComparison, layer: Part, node: Part | None, tolerance: float) -> list[PinTrial]:
+def _pin_trials(found: _Difference) -> Iterator[PinTrial]:
     """Runs with the module of the node, then its layer, pinned to another provider, until one helps."""
-    modules = [at.graph.module(node.nodes[0])] if node is not None else []
+    at, layer = found.comparison, found.layer
+    modules = [at.graph.module(found.node.nodes[0])] if found.node is not None else []
     paths = [at.graph.module(position) for position in layer.nodes]
     modules += [layer.name] if any(path and path.startswith(layer.name) for path in paths) else []
-    others = [entry.name for entry in at.reference.chain if entry not in at.tested_side.chain[:1]]
-    others = others or [name for name in ("cpu",) if at.tested_side.chain[0].name != name]
-    found: list[PinTrial] = []
+    first = at.tested.chain[0]
+    others = [entry.name for entry in at.reference.chain if entry != first]
+    others = others or [name for name in ("cpu",) if first.name != name]
     for other, module in product(others, dict.fromkeys(filter(None, modules))):
-        found.append(_pin_trial(at, layer, other, module, tolerance))
-        if found[-1].within_tolerance:
+        trial = _pin_trial(at, layer, other, module)
+        yield trial
+        if trial.within_tolerance:
             break
-    return found
 
 
-def _pin_trial(at: StepComparison, layer: Part, other: str, module: str, tolerance: float) -> PinTrial:
-    side = with_provider(at.tested_side, known_providers()[other].ort_name)
+def _pin_trial(at: StepComparison, layer: Part, other: str, module: str) -> PinTrial:
+    side = with_provider(at.tested, known_providers()[other].ort_name)
     side = replace(side, pins=(*side.pins, f"{other}:{module}"))
     chain = ",".join(entry.name for entry in side.chain)
     try:
@@ -192,35 +178,35 @@ def _pin_trial(at: StepComparison, layer: Part, other: str, module: str, toleran
         return PinTrial(pin=side.pins[-1], chain=chain, error=None, within_tolerance=False, failure=str(error))
     shared = [name for name in layer.outputs if name in theirs and name in ours]
     worst = max((deviation(ours[name], theirs[name]) for name in shared), default=math.inf)
-    return PinTrial(pin=side.pins[-1], chain=chain, error=finite(worst), within_tolerance=worst <= tolerance)
+    within = worst <= at.tolerance(layer.nodes, theirs)
+    return PinTrial(pin=side.pins[-1], chain=chain, error=finite(worst), within_tolerance=within)
 
 
-def _worst_of_steps(parts: Sequence[PartDrift]) -> list[PartDrift]:
+def _worst_of_steps(steps: Iterable[Errors]) -> tuple[PartDrift, ...]:
     """Each part once, with the values of the step with the largest error."""
     found: dict[str, PartDrift] = {}
-    for part in parts:
-        other = found.setdefault(part.name, part)
-        if (part.exceeds_tolerance, part.compared_error) > (other.exceeds_tolerance, other.compared_error):
-            found[part.name] = part
-    return list(found.values())
+    for part in (part for step in steps for part in step.values()):
+        same = (found.get(part.name, part), part)
+        found[part.name] = max(same, key=lambda each: (each.exceeds_tolerance, each.compared_error))
+    return tuple(found.values())
 
 
 def _notes(entries: Sequence[StepComparison]) -> Iterator[str]:
     """Limits of the comparison."""
     yield from dict.fromkeys(note for entry in entries for note in entry.notes)
-    for side, unread in zip((entries[0].tested_side, entries[0].reference), entries[0].unread, strict=True):
-        for error in [*unread.values()][:1]:
-            names = name_some([*unread], 3)
-            yield f"{plural(len(unread), 'tensor')} not read on {side.name} ({names}): {error.message}"
-    nodes = entries[0].graph.nodes
-    if entries[0].reference.weight_bits is not None and any(node.op_type in QUANTISED for node in nodes):
+    reference, graph = entries[0].reference, entries[0].graph
+    for side in (entries[0].tested, reference):
+        for error in [*side.unread.values()][:1]:
+            names = name_some([*side.unread], 3)
+            yield f"{plural(len(side.unread), 'tensor')} not read on {side.name} ({names}): {error.message}"
+    if reference.weight_bits is not None and any(node.op_type in QUANTISED for node in graph.nodes):
         yield "the package's weights are rounded, the source model's are not: errors include the rounding"
-    random = [node.name for node in nodes if node.op_type in RANDOM]
+    random = [node.name for node in graph.nodes if node.op_type in RANDOM]
     if random:
         yield (
             f"{plural(len(random), 'node')} with random outputs not compared ({name_some(random, 3)}); "
             "errors of the whole graph after them have no meaning"
         )
-    control_flow = Counter(node.op_type for node in nodes if node.op_type in CONTROL_FLOW)
+    control_flow = Counter(node.op_type for node in graph.nodes if node.op_type in CONTROL_FLOW)
     if control_flow:
         yield f"control-flow nodes compared as a whole, not the nodes of their subgraphs: {tally(control_flow)}"

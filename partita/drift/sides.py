@@ -13,8 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from partita import dtypes
-from partita.drift.graphs import PartedGraph
+from partita.drift.graphs import PartedGraph, Values
+from partita.errors import PartitaError
 from partita.package.folder import KNOWN_ANSWER, Manifest
+from partita.package.known_answer import read_known_answer
 from partita.providers.base import Provider
 from partita.providers.resolve import known_providers, resolve
 from partita.runtime.chain.open_chain import idle_providers, open_session
@@ -30,7 +32,6 @@ from partita.runtime.ort.registry import available_ort_names, ort_build
 from partita.runtime.place.inputs import SEED, Shape, make_values
 from partita.runtime.place.model_file import read_model_file
 from partita.runtime.place.onnx_model import OnnxModel, read_onnx
-from partita.runtime.verify.replay import read_known_answer
 
 ASSIGNED_NONE = "it was assigned no nodes; partita place shows why"
 
@@ -41,7 +42,7 @@ class Step:
 
     name: str
     file: str
-    feeds: Mapping[str, npt.NDArray[Any]]
+    feeds: Values
     """Inputs in their storage type."""
     states: Mapping[str, str] = field(default_factory=dict)
     """Present states and the past states that they become."""
@@ -87,6 +88,8 @@ class Side:
     """Calls `run_graph` in another environment; None: this process."""
     weight_bits: int | None = None
     """Bits of the tested side's quantised weights, if they are not rounded on this side."""
+    unread: dict[str, PartitaError] = field(default_factory=dict, compare=False)
+    """Tensors that it cannot give as outputs, with the error of a run."""
     runs_graphs = True
     """Whether any graph can be run, and any tensor be read."""
 
@@ -97,18 +100,10 @@ class Side:
         return f"{names} in {self.place}" if self.place else names
 
     def run(
-        self,
-        step: Step,
-        model: bytes | None,
-        feeds: Mapping[str, npt.NDArray[Any]],
-        outputs: Sequence[str] | None = None,
-        ours: Mapping[str, npt.NDArray[Any]] | None = None,
-        *,
-        shared: Mapping[str, str] | None = None,
+        self, step: Step, model: bytes | None, outputs: Sequence[str] | None = None, ours: Values | None = None
     ) -> GraphRun:
         """Run a model on this side; see `run_graph`. `ours`: the tested side's tensors, if this is the reference."""
-        shared = step.shared if shared is None else shared
-        return (self.call or run_graph)(replace(self, call=None), step.file, model, feeds, outputs, shared)
+        return (self.call or run_graph)(replace(self, call=None), step, model, outputs)
 
 
 def with_provider(side: Side, ort_name: str) -> Side:
@@ -119,30 +114,22 @@ def with_provider(side: Side, ort_name: str) -> Side:
     return replace(side, chain=(*side.chain, other))
 
 
-def run_graph(
-    side: Side,
-    file: str,
-    model: bytes | None,
-    feeds: Mapping[str, npt.NDArray[Any]],
-    outputs: Sequence[str] | None = None,
-    shared: Mapping[str, str] | None = None,
-) -> GraphRun:
-    """Run a graph once and return these outputs (None: all).
+def run_graph(side: Side, step: Step, model: bytes | None, outputs: Sequence[str] | None) -> GraphRun:
+    """Run a model of the step's graph (None: its file) or of parts of it, and return these outputs (None: all).
 
-    `model`: opened instead of the file. `feeds`: arrays in their storage type. `shared`: outputs that write the buffer
-    of an input. Raises PackageError, ProviderError, ResourceError, UsageError; GenerationError when the run fails.
+    Raises PackageError, ProviderError, ResourceError, UsageError; GenerationError when the run fails.
     """
     resolutions = resolve(side.chain, available_ort_names(), side.options)
     pins = parse_pins(side.pins, side.chain)
-    path = side.folder / file
+    path = side.folder / step.file
     session = open_session(path, resolutions, threads=side.threads, observe=False, pins=pins, model=model)
     with closing(session):
         types = {port.name: _element(port.type) for port in (*session.inputs, *session.outputs)}
         binding = session.binding()
         held: dict[str, Buffer] = {}
         for port in session.inputs:
-            held[port.name] = host_buffer(feeds[port.name].shape, types[port.name])
-            held[port.name].host[...] = feeds[port.name]
+            held[port.name] = host_buffer(step.feeds[port.name].shape, types[port.name])
+            held[port.name].host[...] = step.feeds[port.name]
         skipped, bound = {}, []
         for port in session.outputs:
             if outputs is not None and port.name not in outputs:
@@ -150,7 +137,7 @@ def run_graph(
             if not _is_readable(types[port.name]):
                 skipped[port.name] = port.type
                 continue
-            past = (shared or {}).get(port.name, "")
+            past = step.shared.get(port.name, "")
             if past in held and held[past].array is not None:
                 own = session.state_buffer(past, held[past].host.shape, types[past])
                 if own.array is None:
@@ -204,7 +191,7 @@ def package_steps(reference: Side, manifest: Manifest) -> list[Step]:
     """
     contract, folder = manifest.graph, reference.folder
     if manifest.foreign is None and (folder / KNOWN_ANSWER).is_file():
-        answer = read_known_answer(folder, KNOWN_ANSWER)
+        answer = read_known_answer(folder)
         prompt, pick = answer.prompt.tolist(), answer.pick
     else:
         count = max(1, min(PROMPT_TOKENS, contract.max_length - NEW_TOKENS))
@@ -252,7 +239,7 @@ def _most_likely(logits: npt.NDArray[np.float32], history: npt.NDArray[np.int64]
     return int(np.nan_to_num(logits).argmax())
 
 
-def file_step(model: OnnxModel, shapes: Mapping[str, Shape], values: Mapping[str, npt.NDArray[Any]]) -> Step:
+def file_step(model: OnnxModel, shapes: Mapping[str, Shape], values: Values) -> Step:
     """One run of an ONNX file on given values; others are generated."""
     rng = np.random.default_rng(SEED)
     feeds = {
@@ -289,14 +276,7 @@ class SourceModel(Side):
         return self.label
 
     def run(
-        self,
-        step: Step,
-        model: bytes | None,
-        feeds: Mapping[str, npt.NDArray[Any]],
-        outputs: Sequence[str] | None = None,
-        ours: Mapping[str, npt.NDArray[Any]] | None = None,
-        *,
-        shared: Mapping[str, str] | None = None,
+        self, step: Step, model: bytes | None, outputs: Sequence[str] | None = None, ours: Values | None = None
     ) -> GraphRun:
         """The joined ones of these tensors, in the shapes and types of `ours`. Padding has the values of `ours`."""
         if step.file not in self.joined:

@@ -50,6 +50,7 @@ from partita.export.weights import memory_map
 from partita.export.weights.sources import FloatSource
 from partita.export.work import Work, add_note
 from partita.package.folder import Manifest, not_exported
+from partita.package.known_answer import KnownAnswer
 from partita.package.records import Calibration, PackedWeights
 from partita.process import free_bytes
 
@@ -253,7 +254,7 @@ class Exported:
 
     def known_answer(
         self, adapter: SwitchableAdapter | None = None, first: Callable[[Any], object] | None = None
-    ) -> known_answer.KnownAnswer:
+    ) -> KnownAnswer:
         """The outputs of the source model with the package's weights and `adapter`; cached. `first` gets the model."""
         graph, work, graphs = self.manifest.graph, self.work, self.graphs
         chunk = max((file.sequence_length or 0 for file in graph.files if file.phase == "prefill"), default=0)

@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from partita.dtypes import EXACT
 from partita.errors import ParityError, PartitaError, ProviderError, ResourceError, UnsupportedModelError
 from partita.export import native, optimum
-from partita.export.checkpoint.companions import Reader, stop_tokens
+from partita.export.checkpoint.companions import stop_tokens
 from partita.export.checkpoint.description import Checkpoint, has_weights, open_checkpoint, open_config
 from partita.export.checkpoint.gguf.conversion import gguf_file
 from partita.export.checkpoint.weight_files import unreadable
@@ -34,7 +35,7 @@ from partita.export.options import (
 from partita.export.passes import cache_rounding
 from partita.export.progress import Progress, Silent, stage
 from partita.export.publish import ExportResult, reserve
-from partita.export.target import NodeSupport, Smoke, Target, target_record
+from partita.export.target import Target, target_record
 from partita.export.trace.attention import GROWING
 from partita.export.trace.fake_model import build_fake_model
 from partita.export.verify.package_runs import (
@@ -43,20 +44,9 @@ from partita.export.verify.package_runs import (
     RoundingParityError,
     TargetParityError,
 )
-from partita.export.verify.quality import OpenScorer
 from partita.export.weights.external_data import translate_space
 from partita.export.weights.origins import TensorInfo
-from partita.export.work import (
-    Locate,
-    ReadFolder,
-    Replay,
-    Work,
-    WriteAdapter,
-    add_note,
-    notes,
-    resolve,
-    with_activations,
-)
+from partita.export.work import Replay, Work, add_note, notes, resolve, with_activations
 from partita.export.writing import write
 from partita.package.folder import Manifest, write_manifest
 from partita.package.records import TargetRecord
@@ -71,26 +61,18 @@ def export(
     options: ExportOptions,
     *,
     replay: Replay,
-    smoke: Smoke | None = None,
-    reader: Reader | None = None,
-    scorer: OpenScorer | None = None,
     target: Target | None = None,
-    takes: NodeSupport | None = None,
-    write_adapter: WriteAdapter | None = None,
-    locate: Locate | None = None,
     progress: Progress | None = None,
     quality_text: Path | None = None,
     offer: Offer | None = None,
-    read_folder: ReadFolder | None = None,
     asked: Asked | None = None,
+    **functions: Any,
 ) -> ExportResult:
     """Export a checkpoint to a package.
 
-    `replay`, `smoke` and `scorer` run the package on the CPU provider; `takes` probes that provider without a `target`;
-    `reader` reads files that only generate uses; `locate` finds the first difference of a wrong graph. Quality is
-    measured with `scorer` on `options.quality_text`, else on `quality_text`. `offer` adds another exporter to the error
-    for a model; `read_folder` reads the result of another exporter; `asked`: the options to record, where they differ
-    from `options`. Raises a PartitaError; no partial package is left behind.
+    `replay` and `functions`: of the runtime, see `Work`. Quality is measured on `options.quality_text`, else on
+    `quality_text`. `offer` adds another exporter to the error for a model; `asked`: the options to record, where they
+    differ from `options`. Raises a PartitaError; no partial package is left behind.
     """
     check_options(options)
     asked = asked_options(options) if asked is None else asked
@@ -109,15 +91,9 @@ def export(
                 place.folder,
                 asked,
                 notes=place.notes,
-                supports=takes,
-                read_folder=read_folder,
                 replay=replay,
-                smoke=smoke,
-                reader=reader,
-                scorer=scorer,
-                write_adapter=write_adapter,
-                locate=locate,
                 cleanup=cleanup,
+                **functions,
             )
             summary = _run(work, target, quality_text, offer)
             place.publish()

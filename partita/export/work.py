@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from partita.export.options import Asked
     from partita.export.progress import Progress
     from partita.export.target import NodeSupport, Smoke
-    from partita.export.verify.known_answer import KnownAnswer
     from partita.export.verify.quality import OpenScorer, SourceLogits
     from partita.package.folder import Graph, Manifest
+    from partita.package.known_answer import KnownAnswer
     from partita.package.records import Verification
 
 ReadFolder = Callable[[Path, int, int], "Graph"]

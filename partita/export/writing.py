@@ -28,7 +28,6 @@ from partita.export.passes import cache_rounding
 from partita.export.progress import stage
 from partita.export.target import Target
 from partita.export.verify import known_answer, package_runs, quality, self_check
-from partita.export.verify.known_answer import KnownAnswer
 from partita.export.verify.package_runs import CPU, RoundingParityError, opened_and_run, run_all, run_on_cpu
 from partita.export.verify.quality import Scorer, SourceLogits
 from partita.export.verify.texts import Text
@@ -51,6 +50,8 @@ from partita.package.folder import (
     record_file,
     sha256_of,
 )
+from partita.package.known_answer import KnownAnswer
+from partita.package.known_answer import save as save_answer
 from partita.package.records import PackedWeights, Verification
 
 Result = TypeVar("Result")
@@ -297,10 +298,10 @@ def _run(
 def _with_known_answers(exported: Exported, answer: KnownAnswer, manifest: Manifest) -> Manifest:
     """The manifest with the saved known answer, and one per switchable adapter."""
     folder, names = exported.work.folder, [KNOWN_ANSWER]
-    known_answer.save(answer, folder)
+    save_answer(answer, folder)
     for each in exported.switched:
         names.append(answer_file(each.name))
-        known_answer.save(exported.known_answer(each), folder, names[-1])
+        save_answer(exported.known_answer(each), folder, names[-1])
     adapters = tuple(
         record if record.merged else record.model_copy(update={"known_answer": answer_file(record.name)})
         for record in manifest.adapters

@@ -57,15 +57,15 @@ class Evidence:
     """Role, or kind of state with its direction -> name of inputs or outputs; %d stands for the layer."""
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path, remedy: Remedy = GET_AGAIN) -> dict[str, Any]:
     """The JSON object in a file. Raises PackageError when it is damaged or too large."""
     refuse_absent(path)
     try:
         raw = read_json_value(path)
     except (ValueError, OSError) as error:
-        raise PackageError(f"{path}: damaged, not JSON ({error})", remedy=GET_AGAIN) from error
+        raise PackageError(f"{path}: damaged, not JSON ({error})", remedy=remedy) from error
     if not isinstance(raw, dict):
-        raise PackageError(f"{path}: damaged, not a JSON object", remedy=GET_AGAIN)
+        raise PackageError(f"{path}: damaged, not a JSON object", remedy=remedy)
     return raw
 
 

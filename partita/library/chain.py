@@ -146,16 +146,13 @@ def read_chains(options: BenchOptions) -> tuple[Target, ...]:
     if twice := [name for name in names if names.count(name) > 1]:
         raise UsageError(f"`chains={twice[0]}`: it is listed twice; list each chain once")
     every = {provider.name: provider for chain in chains for provider in chain}
-    parse_options(given, tuple(every.values()))
+    settings = parse_options(given, tuple(every.values()))
     if unused := [plugin.name for plugin in plugins if plugin.name not in every]:
         raise UsageError(f"`provider_libraries`: {unused[0]} is in no chain; add it to `chains`")
     targets = []
-    for name, chain in zip(names, chains, strict=True):
-        words = {word.lower() for provider in chain for word in provider.names()}
-        own = {word: value for word, value in given.items() if word.lower() in words}
-        files = {word: path for word, path in libraries.items() if word.lower() in words}
-        read = ProviderChain(name, provider_options=own, provider_libraries=files, threads=options.threads)
-        targets.append(read_chain(read))
+    for chain in chains:
+        own = {provider.name: settings[provider.name] for provider in chain if provider.name in settings}
+        targets.append(Target(chain, GIVEN, own, (), tuple(unchecked_notes(own, chain)), options.threads))
     return tuple(targets)
 
 

@@ -144,7 +144,7 @@ def compare(options: DriftOptions, sides: Sides, *, audience: Audience = QUIET) 
         if isinstance(other, Path):
             side = opened.enter_context(_in_environment(replace(side, chain=tested.chain), other))
         elif other is not None:
-            side = opened.enter_context(_source_model(folder, manifest, other, steps))
+            side = opened.enter_context(source_side(folder, manifest, other, steps))
         with audience.busy("comparing layers"):
             return measure(str(path), tested, side, steps, settings)
 
@@ -186,25 +186,23 @@ def _in_environment(side: Side, python: Path) -> Iterator[Side]:
 
 
 @contextmanager
-def _source_model(folder: Path, manifest: Manifest, checkpoint: str, steps: Sequence[Step]) -> Iterator[Side]:
+def source_side(
+    folder: Path, manifest: Manifest, checkpoint: Checkpoint | str, steps: Sequence[Step]
+) -> Iterator[Side]:
     """The source model on the text of the steps. Raises InstallationError without torch, and the errors of loading."""
+    from partita.drift.sides import SourceModel
+
     try:
         from partita.export.checkpoint.description import open_checkpoint
+        from partita.export.verify.self_check import VERSIONS, SourceOutputs
     except ImportError as error:
         raise explain(error) or error from error
-    with temporary_directory() as scratch:
-        yield source_side(folder, manifest, open_checkpoint(checkpoint), steps, Path(scratch))
-
-
-def source_side(folder: Path, manifest: Manifest, checkpoint: Checkpoint, steps: Sequence[Step], scratch: Path) -> Side:
-    """The side of the source model."""
-    from partita.drift.sides import SourceModel
-    from partita.export.verify.self_check import VERSIONS, SourceOutputs
-
     tokens = [int(token) for step in steps for token in step.tokens]
-    model = SourceOutputs(checkpoint, tokens, scratch)
     bits = precision(manifest.graph.precision).bits or 8  # of a foreign graph, if it is not known
-    return SourceModel(folder, (), weight_bits=bits, run_model=model, label=f"the source model ({VERSIONS})")
+    with temporary_directory() as scratch:
+        opened = open_checkpoint(checkpoint) if isinstance(checkpoint, str) else checkpoint
+        model = SourceOutputs(opened, tokens, Path(scratch))
+        yield SourceModel(folder, (), weight_bits=bits, run_model=model, label=f"the source model ({VERSIONS})")
 
 
 def locate(folder: Path, manifest: Manifest, checkpoint: Checkpoint) -> str:
@@ -216,9 +214,8 @@ def locate(folder: Path, manifest: Manifest, checkpoint: Checkpoint) -> str:
 
     tested, settings = cpu_side(folder), Settings(deadline=time.monotonic() + LOCATE_SECONDS)
     try:
-        with temporary_directory() as scratch:
-            steps = package_steps(tested, manifest)
-            side = source_side(folder, manifest, checkpoint, steps, Path(scratch))
+        steps = package_steps(tested, manifest)
+        with source_side(folder, manifest, checkpoint, steps) as side:
             found = measure(folder.name, tested, side, steps, settings)
     except LateError:
         return f"its first difference was not found within {LOCATE_SECONDS} s"

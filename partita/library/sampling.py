@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from partita.errors import PackageError, UsageError
+from partita.foreign.evidence import read_json
 from partita.foreign_paths import GENAI_CONFIG
 from partita.observations.text_format import listing
 from partita.options.fields import check_fields
 from partita.options.generation import GREEDY, sampling_options
 from partita.options.generation import Sampling as Sampling
 from partita.package.folder import GET_AGAIN
-from partita.remedies import FROM_CHECKPOINT, Remedy
-from partita.untrusted_files import read_json_value
+from partita.remedies import FROM_CHECKPOINT
 
 FILE = "generation_config.json"
 NEUTRAL: dict[str, Any] = {
@@ -51,10 +51,12 @@ class Suggestion(Sampling):
 
 def suggestion(folder: Path) -> Suggestion:
     """The suggestion of a package or folder; greedy without one. Raises PackageError for an invalid value."""
-    path, given = folder / FILE, _object(folder / FILE, FROM_CHECKPOINT)
-    if given is None:
+    path = folder / FILE
+    if path.exists():
+        given = read_json(path, FROM_CHECKPOINT)
+    else:
         path = folder / GENAI_CONFIG
-        given = _transformers_keys(path, _object(path, GET_AGAIN) or {})
+        given = _transformers_keys(path, read_json(path) if path.exists() else {})
     unknown = tuple(
         f"{name} {given[name]!r}"
         for name, neutral in NEUTRAL.items()
@@ -76,19 +78,6 @@ def suggestion(folder: Path) -> Suggestion:
         name: None if value == off.get(name) else value for name, value in found.figures().items()
     }
     return Suggestion(**figures, unknown=unknown)
-
-
-def _object(path: Path, remedy: Remedy) -> dict[str, Any] | None:
-    """The JSON object in a file; None without a file. Raises PackageError for other content."""
-    try:
-        given = read_json_value(path)
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise PackageError(f"{path}: damaged ({error})", remedy=remedy) from error
-    if not isinstance(given, dict):
-        raise PackageError(f"{path}: damaged (not a JSON object)", remedy=remedy)
-    return given
 
 
 def _transformers_keys(path: Path, config: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ A foreign folder has no reference logits; they are computed with the source mode
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,14 +17,15 @@ from partita.files import temporary_directory
 from partita.library.api import QUIET, Audience
 from partita.library.chain import Target, not_used
 from partita.library.place.probing import refusals_explained
-from partita.package.folder import KNOWN_ANSWER, Manifest
+from partita.package.folder import Manifest
+from partita.package.known_answer import KnownAnswer, read_known_answer
 from partita.package.records import Evaluation, Verification
 from partita.remedies import Remedy
 from partita.runtime.chain.pins import parse_pins
 from partita.runtime.generate.runner import Runner
 from partita.runtime.verify.quality import evaluate as measure
 from partita.runtime.verify.quality import read_figures
-from partita.runtime.verify.replay import open_briefly, read_known_answer, replay_opened
+from partita.runtime.verify.replay import open_briefly, replay_opened
 
 if TYPE_CHECKING:
     from partita.export.checkpoint.description import Checkpoint
@@ -51,14 +52,8 @@ def verify_with(
         raise PackageError(
             f"{folder}: Partita did not export it, so it has no known answer", remedy=COMPARE.filled(folder=folder)
         )
-    with ExitStack() as opened:
-        answers = (
-            None
-            if reference is None
-            else opened.enter_context(_reference_package(folder, manifest, reference, audience))
-        )
-        answer = read_known_answer(answers or folder, KNOWN_ANSWER)
-        runner = opened.enter_context(_opened(folder, manifest, target, audience))
+    answer = read_known_answer(folder) if reference is None else _source_answer(folder, manifest, reference, audience)
+    with _opened(folder, manifest, target, audience) as runner:
         found = replay_opened(manifest, runner, answer)
     bits = None if reference is None else precision(manifest.graph.precision).bits
     if bits is None:
@@ -102,9 +97,8 @@ def _opened(folder: Path, manifest: Manifest, target: Target, audience: Audience
         yield runner
 
 
-@contextmanager
-def _reference_package(folder: Path, manifest: Manifest, reference: str, audience: Audience) -> Iterator[Path]:
-    """A folder with the reference logits of a foreign folder's source model, which runs on a prompt."""
+def _source_answer(folder: Path, manifest: Manifest, reference: str, audience: Audience) -> KnownAnswer:
+    """The reference logits of a foreign folder's source model, which runs on a prompt."""
     if manifest.foreign is None:
         raise UsageError(f"`reference` is for foreign folders; {folder} has its own known answer")
     try:
@@ -116,13 +110,10 @@ def _reference_package(folder: Path, manifest: Manifest, reference: str, audienc
     checkpoint = open_checkpoint(reference)
     _check_model(folder, manifest, checkpoint)
     graph = manifest.graph
-    with temporary_directory() as made:
+    with temporary_directory() as made, audience.busy("running the source model"):
         scratch = Path(made)
-        with audience.busy("running the source model"):
-            known_answer.check_memory(memory_map.resident_parameters(checkpoint.tensors, scratch), graph.cache_bytes)
-            answer = known_answer.compute(checkpoint, graph.vocab_size, graph.max_length, scratch=scratch)
-            known_answer.save(answer, scratch)
-        yield scratch
+        known_answer.check_memory(memory_map.resident_parameters(checkpoint.tensors, scratch), graph.cache_bytes)
+        return known_answer.compute(checkpoint, graph.vocab_size, graph.max_length, scratch=scratch)
 
 
 def _check_model(folder: Path, manifest: Manifest, checkpoint: Checkpoint) -> None:

@@ -21,31 +21,23 @@ from partita.drift.comparison import Settings
 from partita.drift.graphs import PartedGraph
 from partita.drift.measure import measure
 from partita.drift.records import Drift
-from partita.drift.sides import Side, file_step, package_steps
+from partita.drift.sides import Side, package_steps
 from partita.errors import PartitaError
 from partita.foreign.folder import Choice, open_folder
+from partita.library.drifting import source_side
 from partita.providers.resolve import parse_chain
-from partita.runtime.place.inputs import input_shapes
 from partita.runtime.place.onnx_model import read_onnx
 from tests.drift.faults import Fault, faults_of, plant
 
 
-def compare(folder: Path, faulty: Path, chain: str = "cpu", source: Path | None = None, **shapes: Any) -> Drift:
-    """Both folders compared, the faulty one on `chain`; of an ONNX file, its folder. `source`: a checkpoint."""
+def compare(folder: Path, faulty: Path, chain: str = "cpu", source: Path | None = None) -> Drift:
+    """Both folders compared, the faulty one on `chain`. `source`: a checkpoint."""
     reference, tested = Side(folder, parse_chain("cpu")), Side(faulty, parse_chain(chain))
-    if any(folder.glob("*.json")):
-        manifest = open_folder(folder, Choice())
-        steps = package_steps(reference, manifest)
-    else:
-        model = read_onnx(next(iter(folder.glob("*.onnx"))))
-        steps = [file_step(model, input_shapes(model.inputs, shapes), {})]
-    if source is not None:  # needs torch, which only the main environment has
-        from partita.export.checkpoint.description import open_checkpoint
-        from partita.library.drifting import source_side
-
-        with TemporaryDirectory() as scratch:
-            reference = source_side(folder, manifest, open_checkpoint(str(source)), steps, Path(scratch))
-            return measure(str(folder), tested, reference, steps, Settings())
+    manifest = open_folder(folder, Choice())
+    steps = package_steps(reference, manifest)
+    if source is not None:
+        with source_side(folder, manifest, str(source), steps) as model:
+            return measure(str(folder), tested, model, steps, Settings())
     return measure(str(folder), tested, reference, steps, Settings())
 
 

@@ -25,11 +25,10 @@ from partita.providers.resolve import parse_chain, resolve
 from partita.runtime.chain import cpu_settings
 from partita.runtime.chain.cpu_settings import (
     HUGE,
-    added_ranges,
     anonymous_memory,
-    full_blocks,
     make_huge,
     memory_before,
+    new_blocks,
     will_repeat,
 )
 from partita.runtime.chain.open_chain import open_session
@@ -350,16 +349,19 @@ linux = pytest.mark.skipif(not cpu_settings.huge_pages_available(), reason="no h
 @pytest.mark.parametrize(
     ("before", "now", "new"),
     [
-        ([], [(0, 4)], [(0, 4)]),
+        ([], [(0, 4)], [0, 1, 2, 3]),
         ([(0, 4)], [(0, 4)], []),
-        ([(2, 4)], [(0, 8)], [(0, 2), (4, 8)]),  # grown on both sides
-        ([(0, 2), (6, 8)], [(0, 8)], [(2, 6)]),  # two have become one
+        ([(2, 4)], [(0, 8)], [0, 1, 4, 5, 6, 7]),  # grown on both sides
+        ([(0, 2), (6, 8)], [(0, 8)], [2, 3, 4, 5]),  # two have become one
         ([(0, 4)], [(2, 3)], []),  # some was given back
-        ([(0, 4)], [(3, 6), (8, 9)], [(4, 6), (8, 9)]),
+        ([(0, 3.5)], [(0, 6), (8, 9)], [4, 5, 8]),  # a block that was in use in part
     ],
 )
-def test_memory_of_the_program_gets_no_huge_pages(before, now, new):
-    assert added_ranges(before, now) == new
+def test_memory_of_the_program_gets_no_huge_pages(before, now, new, monkeypatch):
+    first, second = ([(int(start * HUGE), int(end * HUGE)) for start, end in ranges] for ranges in (before, now))
+    monkeypatch.setattr(cpu_settings, "anonymous_memory", lambda: second)
+    monkeypatch.setattr(cpu_settings, "full_blocks", lambda memory: range(memory[0], memory[1], HUGE))
+    assert new_blocks(first) == [block * HUGE for block in new]
 
 
 @linux
@@ -369,12 +371,12 @@ def test_make_huge_preserves_content_and_untouched_memory():
     with mmap.mmap(-1, 40 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
         values = np.frombuffer(memory, np.uint32)
         values[:count] = 7  # what is beyond stays untouched; an array to copy from would be new memory beside it
-        resident = sum(len(full_blocks(new)) for new in added_ranges(before, anonymous_memory()))
+        resident = len(new_blocks(before))
         assert resident >= 11  # a neighbour that the system joins with it is counted, too
-        made = make_huge(added_ranges(before, anonymous_memory()))
+        made = make_huge(before)
         assert made in range((resident + 3) * HUGE + 1)  # a kernel before 6.1 refuses
         assert bool((values[:count] == 7).all())
-        left = sum(len(full_blocks(new)) for new in added_ranges(before, anonymous_memory()))
+        left = len(new_blocks(before))
         assert left <= resident + 3, (
             "of the 8 blocks that nobody has touched hardly any: others of this process grow, too"
         )

@@ -22,7 +22,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import transformers
-from safetensors.numpy import save as serialised
 
 from partita.errors import PartitaError, ResourceError, UnsupportedModelError
 from partita.export.checkpoint import auto_class, of_text
@@ -36,7 +35,8 @@ from partita.export.trace.state import CACHE_ARGUMENTS, cache_argument, text_con
 from partita.export.weights import memory_map
 from partita.export.weights.origins import TensorInfo
 from partita.observations.text_format import human_bytes
-from partita.package.folder import KNOWN_ANSWER, Manifest
+from partita.package.folder import Manifest
+from partita.package.known_answer import KnownAnswer
 from partita.process import free_bytes, give_back
 from partita.signals import received_signal
 from partita.untrusted_files import load_full
@@ -44,7 +44,6 @@ from partita.untrusted_files import load_full
 Result = TypeVar("Result")
 Prefilled = tuple[torch.Tensor, dict[str, Any]]
 """Logits [K, vocab], and the cache as an argument by name."""
-SCHEMA = "partita.known_answer/1"
 DECODE_STEPS = 8
 PROMPT_TOKENS = 24
 CROSSED_TOKENS = 1024
@@ -61,21 +60,6 @@ CLEARED_PARAMETERS = 4 << 20
 """Source models with fewer parameters are smaller than the other memory of an export."""
 PACKED_COPIES = 3
 """Peak memory of loading a session, as a multiple of the size of quantised weights."""
-
-
-@dataclass(frozen=True, slots=True)
-class KnownAnswer:
-    """Prompt [P] and greedy tokens [D], int64; float32 logits [K, V] of the prompt's end and [D, V] of the tokens."""
-
-    prompt: npt.NDArray[np.int64]
-    tokens: npt.NDArray[np.int64]
-    prefill_logits: npt.NDArray[np.float32]
-    decode_logits: npt.NDArray[np.float32]
-    reference: str
-    own_frequencies: bool = False
-    """prefill_logits use the rotary frequencies of P tokens, decode_logits those of P + D."""
-    not_exercised: tuple[str, ...] = ()
-    """Windows, attention chunks and rotary frequencies that the sequence does not reach."""
 
 
 def check_memory(
@@ -311,21 +295,6 @@ def _continue(
         sequence = torch.cat([sequence, token], dim=1)
         parts.append(model(input_ids=token, **cache, use_cache=True).logits[0])
     return sequence, torch.cat(parts).float()
-
-
-def save(answer: KnownAnswer, folder: Path, name: str = KNOWN_ANSWER) -> None:
-    """Write known_answer.safetensors, or the file called `name`."""
-    tensors: dict[str, npt.NDArray[Any]] = {
-        "prompt": answer.prompt,
-        "tokens": answer.tokens,
-        "prefill_logits": answer.prefill_logits,
-        "decode_logits": answer.decode_logits,
-    }
-    # not save_file, whose files only their owner can read, and which hides a full disk behind its own exception
-    metadata = {"schema": SCHEMA, "reference": answer.reference, "not_exercised": "; ".join(answer.not_exercised)}
-    if answer.own_frequencies:
-        metadata["prompt_frequencies"] = "own"
-    (folder / name).write_bytes(serialised(tensors, metadata=metadata))
 
 
 def _prompt(checkpoint: Checkpoint, vocab_size: int, length: int) -> npt.NDArray[np.int64]:

@@ -33,10 +33,10 @@ from partita.export.progress import stage
 from partita.export.quantise.plan import FORMS
 from partita.export.target import Smoke, Target
 from partita.export.verify import known_answer
-from partita.export.verify.known_answer import KnownAnswer, save
 from partita.export.verify.quality import OpenScorer, Scorer
 from partita.export.work import Replay, Work, add_note
 from partita.package.folder import KNOWN_ANSWER, WEIGHTS, Manifest, record_file
+from partita.package.known_answer import KnownAnswer, save
 from partita.package.records import SmokeRecord, Verification
 
 Result = TypeVar("Result")

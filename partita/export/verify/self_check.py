@@ -21,8 +21,9 @@ import transformers
 from partita.dtypes import Precision
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.trace.fake_model import quiet, translate_errors
-from partita.export.verify.known_answer import PROMPT_TOKENS, KnownAnswer, check_memory, last_logits, load
+from partita.export.verify.known_answer import PROMPT_TOKENS, check_memory, last_logits, load
 from partita.export.weights import memory_map, to_torch
+from partita.package.known_answer import KnownAnswer
 from partita.process import give_back
 
 Result = TypeVar("Result")

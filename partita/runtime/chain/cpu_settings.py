@@ -13,9 +13,8 @@ import ctypes
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
@@ -109,18 +108,11 @@ def supports_exact(path: Path) -> bool:
 
 
 def memory_before(active: Sequence[Resolution]) -> tuple[Range, ...] | None:
-    """Memory of the process before a session that will be moved into huge pages; None if it will not be moved."""
+    """Memory of the process before a session whose memory `make_huge` will move; None if it will not be moved."""
     first = active[0]
     if first.provider.ort_name != CPU or first.options.get("huge_pages") == "0" or not huge_pages_available():
         return None
     return anonymous_memory()
-
-
-def into_huge_pages(before: Sequence[Range] | None) -> Callable[[], int] | None:
-    """A function that moves memory allocated since `before` into huge pages and returns the bytes; None without it."""
-    if before is None:
-        return None
-    return partial(make_huge, added_ranges(before, anonymous_memory()))
 
 
 def will_repeat(session: Session) -> float:
@@ -218,9 +210,9 @@ def anonymous_memory() -> tuple[Range, ...]:
     return tuple(found)
 
 
-def make_huge(memory: Sequence[Range]) -> int:
-    """Collapse the used blocks of `memory` into huge pages; return the bytes that are then in huge pages."""
-    blocks = [block for part in memory for block in full_blocks(part)]
+def make_huge(before: Sequence[Range]) -> int:
+    """Collapse the blocks of `new_blocks` into huge pages; return the bytes that are then in huge pages."""
+    blocks = new_blocks(before)
     if len(blocks) * HUGE < LEAST_BYTES:
         return 0
     madvise = getattr(ctypes.CDLL(None, use_errno=True), "madvise", None)
@@ -232,15 +224,11 @@ def make_huge(memory: Sequence[Range]) -> int:
     return sum(size for address, size in runs if madvise(address, size, COLLAPSE) == 0)
 
 
-def added_ranges(before: Sequence[Range], now: Sequence[Range]) -> list[Range]:
-    """Ranges of `now` that are not in `before`; adjacent ranges may have been merged."""
-    found = []
-    for first, last in now:
-        inside = sorted(entry for entry in before if entry[0] < last and entry[1] > first)
-        edges = [(first, first), *inside, (last, last)]
-        gaps = ((left[1], right[0]) for left, right in pairwise(edges))
-        found += [(begin, end) for begin, end in gaps if begin < end]
-    return found
+def new_blocks(before: Sequence[Range]) -> list[int]:
+    """Addresses of the huge-page-sized blocks that are fully in use, and of which no part was in use `before`."""
+    added = sorted({*anonymous_memory()} - {*before})
+    blocks = (block for memory in added for block in full_blocks(memory))
+    return [block for block in blocks if not any(first < block + HUGE and block < last for first, last in before)]
 
 
 def full_blocks(memory: Range) -> list[int]:

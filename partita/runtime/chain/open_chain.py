@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from partita.providers.resolve import Failure, Resolution, explain, known_provid
 from partita.remedies import Remedy
 from partita.runtime.chain.advice import ALLOW_CPU, export_again_for, rows_of
 from partita.runtime.chain.compiled_graphs import open_compiled
-from partita.runtime.chain.cpu_settings import into_huge_pages, memory_before, set_up
+from partita.runtime.chain.cpu_settings import make_huge, memory_before, set_up
 from partita.runtime.chain.pins import Pin, check_pins, pinned_opening
 from partita.runtime.chain.provider_state import (
     active_of,
@@ -132,7 +133,8 @@ def _open(path: Path, active: Sequence[Resolution], opening: Opening, attention:
     strict = replace(prepared, strict=CPU not in ort_names(active))
     compiled, notes = open_compiled(path, active, strict)
     session = compiled or _open_quiet(path, active, strict)
-    session.cpu, session.later, session.notes = cpu, into_huge_pages(before), notes
+    session.cpu, session.notes = cpu, notes
+    session.later = None if before is None else partial(make_huge, before)
     session.load_seconds = time.perf_counter() - began
     return session
 

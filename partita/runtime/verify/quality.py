@@ -19,7 +19,8 @@ import numpy.typing as npt
 
 from partita.dtypes import EXACT, PRECISIONS
 from partita.errors import GenerationError, PackageError
-from partita.package.folder import KNOWN_ANSWER, QUALITY, Manifest
+from partita.package.folder import QUALITY, Manifest
+from partita.package.known_answer import read_known_answer
 from partita.package.records import Evaluation, Verification
 from partita.providers.base import Provider
 from partita.remedies import FROM_CHECKPOINT
@@ -27,7 +28,7 @@ from partita.runtime.generate.loop import serve
 from partita.runtime.generate.request import Request
 from partita.runtime.generate.runner import Runner
 from partita.runtime.verify.comparison import Logits
-from partita.runtime.verify.replay import open_briefly, read_known_answer, replay_opened, used_providers
+from partita.runtime.verify.replay import open_briefly, replay_opened, used_providers
 
 LARGEST_LOSS = 709.0
 """Maximum mean loss in nats; above, its exponential overflows."""
@@ -78,7 +79,7 @@ class Scorer:
 
     def replay(self, manifest: Manifest) -> Verification:
         """Replay the known answer of the package; see `replay`."""
-        return replay_opened(manifest, self.runner, read_known_answer(self.runner.folder, KNOWN_ANSWER))
+        return replay_opened(manifest, self.runner, read_known_answer(self.runner.folder))
 
     def score(self, windows: Sequence[Sequence[int]], on_logits: OnLogits) -> None:
         """Run windows [up to `rows`][L] of one length and call the listener with the logits after each token.
@@ -124,11 +125,9 @@ def _checked(row: int, on_logits: OnLogits) -> Callable[[int, Logits], object]:
 
 
 @contextmanager
-def open_scorer(
-    folder: Path, chain: Sequence[Provider], *, threads: int | None = None, manifest: Manifest | None = None
-) -> Iterator[Scorer]:
-    """Open a package on the providers of `chain`. Raises PackageError, ProviderError, ResourceError."""
-    with open_briefly(folder, chain, threads=threads, manifest=manifest) as runner:
+def open_scorer(folder: Path, chain: Sequence[Provider], **opening: Any) -> Iterator[Scorer]:
+    """Open a package on `chain`; see `load_runner`. Raises PackageError, ProviderError, ResourceError."""
+    with open_briefly(folder, chain, **opening) as runner:
         yield Scorer(runner)
 
 

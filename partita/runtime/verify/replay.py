@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from partita.errors import GenerationError, PackageError, ProviderError
 from partita.observations.text_format import plural
-from partita.package.folder import KNOWN_ANSWER, Manifest, path_inside, read_manifest
+from partita.package.folder import KNOWN_ANSWER, Manifest, read_manifest
+from partita.package.known_answer import KnownAnswer, read_known_answer
 from partita.package.records import SmokeRecord, Verification
 from partita.providers.base import Provider
 from partita.remedies import FROM_CHECKPOINT
@@ -31,39 +32,6 @@ CHOOSING = frozenset({"TopK", "ArgMax", "MoE", "QMoE"})
 """Operators whose result jumps for small changes of the input."""
 
 
-@dataclass(frozen=True, slots=True)
-class KnownAnswer:
-    """Reference logits of the source model."""
-
-    prompt: npt.NDArray[np.int64]
-    """[P]."""
-    tokens: npt.NDArray[np.int64]
-    """[D] greedy tokens; the first follows the prompt."""
-    prefill_logits: Logits
-    """[K, vocab]: logits of the last K prompt tokens."""
-    decode_logits: Logits
-    """[D, vocab]; row i is the logits after token i."""
-    reference: str
-    own_frequencies: bool = False
-    """Whether the prompt's logits have rotary frequencies for P tokens, and all others for `length` tokens."""
-    not_exercised: tuple[str, ...] = ()
-    """Sliding windows, attention chunks and rotary frequencies beyond the length of the text."""
-
-    @property
-    def length(self) -> int:
-        """Tokens of prompt and continuation."""
-        return len(self.prompt) + len(self.tokens)
-
-    @property
-    def first(self) -> int:
-        """The first position with logits."""
-        return len(self.prompt) - len(self.prefill_logits)
-
-    def pick(self, logits: Logits, history: npt.NDArray[np.int64]) -> int:
-        """The reference's next token, independent of the logits."""
-        return int(self.tokens[min(len(history) - len(self.prompt), len(self.tokens) - 1)])
-
-
 def open_briefly(folder: Path, chain: Sequence[Provider], **opening: Any) -> Runner:
     """Open a package for a few runs, which do not repay the move of its weights into huge pages; see `load_runner`."""
     runner = load_runner(folder, tuple(chain), **opening)
@@ -76,22 +44,21 @@ def replay(
     folder: Path,
     chain: tuple[Provider, ...],
     *,
-    threads: int | None = None,
     tolerance: float | None = None,
     manifest: Manifest | None = None,
-    options: Mapping[str, Mapping[str, str]] | None = None,
+    **opening: Any,
 ) -> Verification:
     """Replay the reference logits of the package in `folder` on the providers of `chain`.
 
     Every row of the batch is compared: with the whole prompt, in chunks, then token by token; in a batch also with
     prompts of different lengths, and single rows if the graphs support fewer rows. `tolerance`: maximum relative error;
-    None: that of the package's precision. `manifest`: of a package without a manifest file yet. `options`: by provider
-    name. The result is `unverified`, with the first difference as its detail, if something differs. Raises
+    None: that of the package's precision. `manifest`: of a package without a manifest file yet. `opening`: see
+    `load_runner`. The result is `unverified`, with the first difference as its detail, if something differs. Raises
     PackageError, ProviderError, ResourceError, or GenerationError when a run fails.
     """
-    answer = read_known_answer(folder, KNOWN_ANSWER)
+    answer = read_known_answer(folder)
     manifest = manifest or read_manifest(folder)
-    with open_briefly(folder, chain, threads=threads, manifest=manifest, options=options) as runner:
+    with open_briefly(folder, chain, manifest=manifest, **opening) as runner:
         return replay_opened(manifest, runner, answer, tolerance)
 
 
@@ -308,32 +275,6 @@ class _Replay:
         yield comparison
 
 
-def read_known_answer(folder: Path, name: str) -> KnownAnswer:
-    """Read known_answer.safetensors, or that of an adapter.
-
-    Raises PackageError when it is missing or damaged.
-    """
-    from safetensors import SafetensorError, safe_open
-
-    path = path_inside(folder, name)
-    if not path.is_file():
-        raise PackageError(f"{folder}: the package has no {name}; export the checkpoint without `verify=False`")
-    try:
-        with safe_open(path, framework="numpy") as file:
-            metadata = file.metadata() or {}
-            return KnownAnswer(
-                prompt=file.get_tensor("prompt"),
-                tokens=file.get_tensor("tokens"),
-                prefill_logits=file.get_tensor("prefill_logits"),
-                decode_logits=file.get_tensor("decode_logits"),
-                reference=metadata.get("reference", "unknown"),
-                own_frequencies=metadata.get("prompt_frequencies") == "own",
-                not_exercised=tuple(filter(None, metadata.get("not_exercised", "").split("; "))),
-            )
-    except (SafetensorError, OSError) as error:
-        raise PackageError(f"{path}: damaged ({error})", remedy=FROM_CHECKPOINT) from error
-
-
 def _check_answer(answer: KnownAnswer, runner: Runner, name: str = KNOWN_ANSWER) -> None:
     """Raise PackageError when the reference logits do not belong to this package."""
     count, steps, vocab = len(answer.prompt), len(answer.tokens), runner.contract.vocab_size
@@ -344,19 +285,13 @@ def _check_answer(answer: KnownAnswer, runner: Runner, name: str = KNOWN_ANSWER)
         )
 
 
-def smoke(
-    folder: Path,
-    chain: Sequence[Provider],
-    *,
-    manifest: Manifest | None = None,
-    options: Mapping[str, Mapping[str, str]] | None = None,
-) -> SmokeRecord:
-    """Open the package in `folder` on `chain`, run a prefill step and a decode step, and check the logits.
+def smoke(folder: Path, chain: Sequence[Provider], **opening: Any) -> SmokeRecord:
+    """Open a package on `chain` (see `load_runner`), run a prefill step and a decode step, and check the logits.
 
     Raises ProviderError when the first provider of the chain has no nodes, PackageError, ResourceError, or
     GenerationError when a run fails or a logit is not finite.
     """
-    with open_briefly(folder, chain, manifest=manifest, options=options) as runner:
+    with open_briefly(folder, chain, **opening) as runner:
         first = runner.resolutions[0]
         idle = [idle_providers(entry.session, entry.model) for entry in runner.graphs]
         if first.status != "active" or all(first.provider.name in names for names in idle):

@@ -109,7 +109,7 @@ def _export(checkpoint: Path, package: Path, lowering: str, batch_size: int) -> 
     options = ExportOptions(
         str(checkpoint), package, max_length=MAX_LENGTH, batch_size=batch_size, attention=cast(Attention, lowering)
     )
-    export(options, replay=replay, takes=supported_by_cpu)
+    export(options, replay=replay, supports=supported_by_cpu)
     verification = read_manifest(package).verification
     if verification.status != "verified":
         raise DifferenceError(f"published as {verification.status}: {verification.detail}")
