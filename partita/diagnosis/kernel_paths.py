@@ -4,50 +4,40 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 
 from partita.diagnosis.graphs import COMPILED
+from partita.diagnosis.records import KernelPath
 from partita.diagnosis.session_index import SessionIndex
 from partita.diagnosis.sources import PREFIX
+from partita.diagnosis.steps import Situation
 from partita.observations.codes import EvidenceKind
 from partita.observations.facts import NodeEvent, NodeProbe, ProviderFacts
 from partita.observations.names import UNKNOWN
 from partita.observations.patterns import ABSENT, KernelRow
+from partita.observations.records import PackageFacts
 from partita.observations.text_format import decimals
 
 IN_COMPILED = "the provider compiles nodes and does not report their kernels"
 NO_EVIDENCE = "neither the log and the profile nor a rule of the provider names the kernel"
+NO_ROW = KernelRow((), UNKNOWN, "")
+"""Stands for an unknown path."""
 FASTER = 1.25
 """Ratio of times from which a change makes a node faster."""
 
 
-@dataclass(frozen=True, slots=True)
-class FoundPath:
-    """The kernel path of one executed node."""
+def find_paths(
+    index: SessionIndex, phase: str, package: PackageFacts | None = None
+) -> Iterator[tuple[KernelPath, KernelRow]]:
+    """The path of each executed node whose provider has rows for its operator, without times, and its row.
 
-    node: str
-    provider: str
-    row: KernelRow | None
-    """None: unknown."""
-    evidence_kind: EvidenceKind
-    evidence: str
-    unknown: str = ""
-    """A property of the kernel that no source reports."""
-
-    @property
-    def path(self) -> str:
-        """Name of the path, or `unknown`."""
-        return self.row.path if self.row is not None else UNKNOWN
-
-
-def find_paths(index: SessionIndex, phase: str) -> Iterator[FoundPath]:
-    """The path of each executed node whose provider has rows for its operator."""
+    `package`: the package that ran, for the remedies.
+    """
+    blanks = {**Situation(package, None, ()).blanks("", ""), "out": f"{package.name}-fast" if package else "OUT"}
     runs = {window.run for window in index.facts.runs if window.phase == phase}
     events: dict[str, list[NodeEvent]] = {}
     for event in index.events:
         if event.run in runs:
             events.setdefault(event.name, []).append(event)
-    lines = index.facts.run_log.get(phase)
     for name in index.order:
         provider, operator = index.provider(name), index.op_type(name)
         known = index.facts.of(provider) if provider is not None else ProviderFacts()
@@ -56,48 +46,60 @@ def find_paths(index: SessionIndex, phase: str) -> Iterator[FoundPath]:
             continue
         facts = _facts_of(index, name, events.get(name, ()))
         programs = dict.fromkeys(each for event in events.get(name, ()) for each in event.programs)
-        found = _find(name, provider, rows, facts, [*programs], lines)
-        if operator == COMPILED:
-            yield replace(found, evidence=IN_COMPILED)
-        elif found.row is not None:
-            yield replace(_with_probe(found, known.probes.get(name)), unknown=found.row.unknown.format(**facts))
-        elif not all(row.unknown for row in rows):
-            yield found
+        row, kind, evidence = _find(name, rows, facts, [*programs], index.facts.run_log.get(phase))
+        if row is NO_ROW and operator != COMPILED and all(row.unknown for row in rows):
+            continue
+        if kind == "derived" and name in known.probes:
+            kind, evidence = _with_times(evidence, known.probes[name])
+        path = KernelPath.copy_of(
+            row,
+            phase=phase,
+            node=name,
+            op_type=operator,
+            provider=provider,
+            is_slow=bool(row.cause),
+            evidence_kind=kind,
+            evidence=IN_COMPILED if operator == COMPILED else evidence,
+            remedy=str(row.remedy.filled(**blanks)) if row.remedy is not None else "",
+            unknown=row.unknown.format(**facts),
+            module=index.module(name),
+            host_us_per_run=None,
+            time_share=None,
+        )
+        yield path, row
 
 
 def _find(
     name: str,
-    provider: str,
     rows: Sequence[KernelRow],
     facts: Mapping[str, str],
     programs: Sequence[str],
     lines: Sequence[str] | None,
-) -> FoundPath:
-    """The first row that fits a node. `lines`: log of a run; None if it was not captured."""
+) -> tuple[KernelRow, EvidenceKind, str]:
+    """The first row that fits a node, and its evidence. `lines`: log of a run; None if it was not captured."""
     for row in rows:
         if not row.fits(facts):
             continue
         if row.program and any(re.search(row.program, each) for each in programs):
-            return FoundPath(name, provider, row, "logged", f"programs in the profile: {', '.join(programs)}")
+            return row, "logged", f"programs in the profile: {', '.join(programs)}"
         line = next((line for line in lines or () if row.log and _is_about(row, line, name)), None)
         if line is not None:
-            return FoundPath(name, provider, row, "logged", PREFIX.sub("", line).strip())
+            return row, "logged", PREFIX.sub("", line).strip()
         if not row.names_node and not (row.log and lines is not None):
             read = ", ".join(f"{fact}={facts.get(fact, ABSENT) or 'none'}" for fact in row.when)
-            return FoundPath(name, provider, row, "derived", f"{read or 'always'} ({row.source})")
-    return FoundPath(name, provider, None, "none", NO_EVIDENCE)
+            return row, "derived", f"{read or 'always'} ({row.source})"
+    return NO_ROW, "none", NO_EVIDENCE
 
 
-def _with_probe(found: FoundPath, probe: NodeProbe | None) -> FoundPath:
-    """A derived path with the times of one-node sessions, as evidence if the change of its row is faster."""
-    times = [(run.change or "unchanged", run.seconds) for run in (probe.variants if probe is not None else ())]
-    known = [seconds for _, seconds in times if seconds]
-    if found.evidence_kind != "derived" or len(known) < 2:
-        return found
-    text = ", ".join(f"{decimals(seconds, 1e3)} ms {change}" for change, seconds in times)
+def _with_times(evidence: str, probe: NodeProbe) -> tuple[EvidenceKind, str]:
+    """Derived evidence with the times of one-node sessions, which replace it if the change of its row is faster."""
+    known = [run.seconds for run in probe.variants if run.seconds]
+    if len(known) < 2:
+        return "derived", evidence
+    text = ", ".join(f"{decimals(run.seconds, 1e3)} ms {run.change or 'unchanged'}" for run in probe.variants)
     if known[0] < FASTER * known[1]:
-        return replace(found, evidence=f"{found.evidence}; in one-node sessions the change is not faster: {text}")
-    return replace(found, evidence_kind="probed", evidence=f"time of one-node sessions: {text}")
+        return "derived", f"{evidence}; in one-node sessions the change is not faster: {text}"
+    return "probed", f"time of one-node sessions: {text}"
 
 
 def _is_about(row: KernelRow, line: str, name: str) -> bool:

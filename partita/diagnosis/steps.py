@@ -148,8 +148,9 @@ class Situation:
         own = [text for text in self.libraries if provider_name(text.partition("=")[0]) == provider]
         dry = ("--dry-run", "--device", self.device) if self.device else ()
         libraries = each("--provider-library", self.libraries)
+        repeated = [package.precision] if package is not None and package.precision in REPEATED else []
         return {
-            "checkpoint": checkpoint_of(package),
+            "checkpoint": package.checkpoint if package is not None and "/" in package.checkpoint else CHECKPOINT,
             "out": f"{package.name if package is not None else 'package'}-for-{provider}",
             "path": PATH if self.path is None else self.path,
             "provider": provider,
@@ -158,7 +159,7 @@ class Situation:
             "needed": (*dry, *libraries, *self.model_options),
             "setting": (*each("--pin", self.pins), *each("--provider-option", settings)),
             "library": each("--provider-library", own),
-            "same_precision": same_precision(package),
+            "same_precision": each("--precision", repeated),
             "libraries": libraries,
         }
 
@@ -216,16 +217,6 @@ def _is_applicable(package: PackageFacts | None, step: Step, preferred: str, unp
     if package is not None and any(getattr(package, field) == value for field, value in same):
         return False
     return unprobed or not step.probes
-
-
-def checkpoint_of(package: PackageFacts | None) -> str:
-    """The checkpoint that a package was exported from, or its placeholder."""
-    return package.checkpoint if package is not None and "/" in package.checkpoint else CHECKPOINT
-
-
-def same_precision(package: PackageFacts | None) -> tuple[str, ...]:
-    """The option with the precision of a package, if an export has to repeat it."""
-    return each("--precision", [package.precision] if package is not None and package.precision in REPEATED else [])
 
 
 def provider_name(provider: str) -> str:

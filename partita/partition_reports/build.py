@@ -9,7 +9,6 @@ from partita.diagnosis.explanation import find_fallbacks
 from partita.diagnosis.kernel_paths import find_paths
 from partita.diagnosis.records import Fallback, KernelPath
 from partita.diagnosis.session_index import EVERY_PHASE, SessionIndex
-from partita.diagnosis.steps import checkpoint_of, same_precision
 from partita.observations.facts import RunFacts, StateFact, StepFact
 from partita.observations.records import ChainEntry, Environment, PackageFacts, PhaseName, Source
 from partita.observations.text_format import name_some, plural
@@ -152,25 +151,10 @@ def _build_phase(
 
 def _kernel_paths(index: SessionIndex, phase: Phase, package: PackageFacts | None) -> Iterator[KernelPath]:
     """The kernel of each executed node whose operator has several on its provider, in execution order."""
-    blanks: dict[str, object] = {
-        "checkpoint": checkpoint_of(package),
-        "out": "OUT" if package is None else f"{package.name}-fast",
-        "same_precision": same_precision(package),
-    }
-    nodes, whole = {node.name: node for node in phase.nodes}, total_us(phase.nodes)
-    for each in find_paths(index, phase.name):
-        node, cause, remedy = nodes[each.node], each.row.cause if each.row else "", each.row and each.row.remedy
-        yield KernelPath.copy_of(
-            each,
-            phase=phase.name,
-            op_type=node.op_type,
-            is_slow=bool(cause),
-            cause=cause,
-            remedy=str(remedy.filled(**blanks)) if remedy else "",
-            module=node.module,
-            host_us_per_run=node.host_us_per_run,
-            time_share=share_of(node.host_us_per_run, whole),
-        )
+    times, whole = {node.name: node.host_us_per_run for node in phase.nodes}, total_us(phase.nodes)
+    for path, _ in find_paths(index, phase.name, package):
+        time = times[path.node]
+        yield path.model_copy(update={"host_us_per_run": time, "time_share": share_of(time, whole)})
 
 
 def _build_cache(states: Sequence[StateFact]) -> Cache:

@@ -362,9 +362,9 @@ def slow_kernels(session: SessionFacts, resolution: Resolution) -> dict[str, tup
     if resolution.status != "active" or not any(row.probe for row in session.of(provider).kernels):
         return {}
     index = SessionIndex(session)
-    paths = [path for phase in session.phases for path in find_paths(index, phase) if path.provider == provider]
-    rows = {path.node: path.row for path in paths if path.evidence_kind == "derived"}
-    return {node: row.probe for node, row in rows.items() if row is not None and row.probe is not None}
+    paths = [found for phase in session.phases for found in find_paths(index, phase)]
+    rows = {path.node: row for path, row in paths if path.provider == provider and path.evidence_kind == "derived"}
+    return {node: row.probe for node, row in rows.items() if row.probe is not None}
 
 
 def _time_slow_kernels(session: SessionFacts, graph_of: GraphOf, lab: Lab) -> SessionFacts:
