@@ -262,7 +262,7 @@ def document(found: Explanation | Matches) -> Document:
     if isinstance(found, Matches):
         lines = [*found.headlines, *([name_some(found.matches[MOST:], MOST)] if found.matches[MOST:] else [])]
         return Document("Nodes of a report", found.query, (render_no_single(found),), (), tuple(map(Line, lines)))
-    sections = (*_copies(found), *_reasons(found), *_kernels(found), *_remarks(found))
+    sections = (_copies(found), *_reasons(found), *_kernels(found), _remarks(found))
     return Document("Node of a report", found.node, (headline(found),), sections, tuple(_opening(found)))
 
 
@@ -277,25 +277,22 @@ def _opening(explanation: Explanation) -> Iterator[Block]:
     places = [place for place in explanation.places if place.kind != "border"]
     known = {"node": explanation.node, "op_type": explanation.op_type}
     names = [name for name in PLACE_FIELDS if any(getattr(place, name) != known.get(name) for place in places)]
-    if places:
-        yield table_of("In each phase", places, *names, most=MOST)
+    yield table_of("In each phase", places, *names, most=MOST)
     fused = ((place.node, place.replaces) for place in places if place.replaces not in ((), (explanation.node,)))
     for node, replaces in dict.fromkeys(fused):
         count = plural(len(replaces), "node")
         yield Line(f"{node} is fused from {count} of the file: {name_some(replaces, MOST)}")
 
 
-def _copies(explanation: Explanation) -> Iterator[Section]:
+def _copies(explanation: Explanation) -> Section:
     """The copy that it is, and copies caused by it."""
     blocks = []
     for place in explanation.places:
         made = () if place.copy_performed is None else (place.copy_performed,)
         for title, copies in (("Copy", made), ("Copies caused by the node", place.copies_caused)):
-            if copies:
-                caption = f"{title}{in_phases([place.phase])}"
-                blocks.append(table_of(caption, copies, *COPY_FIELDS, most=MOST, obvious=False))
-    if blocks:
-        yield Section("copies", "Copies", tuple(blocks))
+            caption = f"{title}{in_phases([place.phase])}"
+            blocks.append(table_of(caption, copies, *COPY_FIELDS, most=MOST, obvious=False))
+    return Section("copies", "Copies", tuple(blocks))
 
 
 def _reasons(explanation: Explanation) -> Iterator[Section]:
@@ -324,8 +321,7 @@ def _details(why: SkippedProvider) -> Iterator[Block]:
         done = f"({new} in this run, {len(why.variants) - new} from the cache)"
         count = plural(len(why.variants), "probe")
         yield from probe_table(f"{count} of this node on {why.provider} {done}", why.variants)
-    if why.missing_probes:
-        yield Line(why.missing_probes, "missing probes")
+    yield Line(why.missing_probes, "missing probes")
     own = f"{why.reason}: {describe_rank(why.reason, why.basis)}"
     for entry in why.other_reasons:
         rank = f"{describe_rank(entry.reason, entry.basis)}; {own}"
@@ -342,17 +338,15 @@ def _kernels(explanation: Explanation) -> Iterator[Section]:
         yield Section(f"kernel{number}", f"Kernel path{phases}: {entries[0].path}{slow}", (shown,))
 
 
-def _remarks(explanation: Explanation) -> Iterator[Section]:
+def _remarks(explanation: Explanation) -> Section:
     """Conflicting sources and caveats."""
-    blocks = [
+    conflicts = (
         Line(f"conflicting sources in {entry.phase}: {entry.detail} ({', '.join(entry.sources)})")
         for entry in explanation.conflicts
-    ]
-    if explanation.run_failure is not None:
-        blocks.append(Line(f"{explanation.run_failure}; the node may not have run", "run failed"))
-    blocks += (Line(note, "note", "quiet") for note in explanation.notes)
-    if blocks:
-        yield Section("notes", "Notes", tuple(blocks))
+    )
+    failed = explanation.run_failure and f"{explanation.run_failure}; the node may not have run"
+    notes = (Line(note, "note", "quiet") for note in explanation.notes)
+    return Section("notes", "Notes", (*conflicts, Line(failed or "", "run failed"), *notes))
 
 
 def render_no_single(found: Matches) -> str:

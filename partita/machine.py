@@ -162,7 +162,7 @@ def document(report: MachineReport) -> Document:
         name=", ".join(report.onnxruntime.packages) or "ONNX Runtime",
         headline=(f"usable: {listing(usable)}" if usable else "no provider is usable",),
         opening=tuple(_findings(report)),
-        sections=tuple(section for section in sections if section.has_content),
+        sections=sections,
         version=report.partita_version,
     )
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from partita.bench.contenders import ratio_text
 from partita.bench.records import Bench, Contender
 from partita.observations.text_format import NOT_KNOWN, decimals, human_bytes, listing, plural, short_provider, tally
@@ -24,11 +22,12 @@ EXPLAINED = (
 def document(bench: Bench) -> Document:
     """The verdict, then every section."""
     packages = (bench.package, *bench.other_packages)
+    notes = Section("notes", "Notes", tuple(Line(note, "note", "quiet") for note in bench.notes))
     return Document(
         kind="Benchmark",
         name=" and ".join(dict.fromkeys(package.name for package in packages)),
         headline=bench.verdict,
-        sections=(_workload(bench), _speed(bench), _start(bench), *_placement(bench), *_notes(bench)),
+        sections=(_workload(bench), _speed(bench), _start(bench), _placement(bench), notes),
         created=bench.created,
         version=bench.partita_version,
     )
@@ -69,8 +68,8 @@ def _speed(bench: Bench) -> Section:
     about = f"medians of {plural(rounds, 'round')}, with the slowest and the fastest"
     made = table(f"Speed: {about}", ("contender", "phase", *figures), rows, obvious=True)
     few = [entry.name for entry in bench.contenders if entry.decode is not None and entry.decode.runs < FEW_STEPS]
-    short = [Line(f"fewer than {FEW_STEPS} decode steps: {TOO_FEW}", listing(few))] if few else []
-    return Section("speed", "Speed", (made, *short, Line(RATIOS, tone="quiet")), about)
+    short = Line(f"fewer than {FEW_STEPS} decode steps: {TOO_FEW}" if few else "", listing(few))
+    return Section("speed", "Speed", (made, short, Line(RATIOS, tone="quiet")), about)
 
 
 def _start(bench: Bench) -> Section:
@@ -103,7 +102,7 @@ def _tokens_text(entry: Contender, baseline: str | None) -> str:
     return f"DIFFERENT from new token {entry.difference.position + 1} on{changing}"
 
 
-def _placement(bench: Bench) -> Iterator[Section]:
+def _placement(bench: Bench) -> Section:
     """Placement in the profiled rounds, and what bounds each phase."""
     rows, lines = [], []
     for entry in bench.contenders:
@@ -114,14 +113,7 @@ def _placement(bench: Bench) -> Iterator[Section]:
             rows.append(row | {"step_share": entry.node_share if phase.phase == "decode" else None})
         verdict = entry.summary.verdict if entry.summary is not None else ""
         sentences = (verdict, *entry.bounds, entry.summary_missing_reason)
-        lines += [Line(sentence, entry.name) for sentence in sentences if sentence]
+        lines += [Line(sentence, entry.name) for sentence in sentences]
     placed = table_of("Nodes and copies of a run", rows, obvious=False)
-    blocks: list[Block] = [placed, Line(EXPLAINED, tone="quiet")] if rows else []
-    if rows or lines:
-        yield Section("placement", "Placement and time", (*blocks, *lines), "of a profiled round that is not counted")
-
-
-def _notes(bench: Bench) -> Iterator[Section]:
-    """Other notes."""
-    if bench.notes:
-        yield Section("notes", "Notes", tuple(Line(note, "note", "quiet") for note in bench.notes))
+    blocks = (placed, Line(EXPLAINED if rows else "", tone="quiet"), *lines)
+    return Section("placement", "Placement and time", blocks, "of a profiled round that is not counted")

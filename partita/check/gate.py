@@ -388,7 +388,7 @@ def document(result: GateResult) -> Document:
     heads = ("requirement", "passed", "value")
     rows = [(outcome.check, "yes" if outcome.met else "NO", outcome.detail) for outcome in ranked]
     section = Section("checks", "Checks", (table("Requirements", heads, rows, obvious=True),))
-    return Document("Check of a report", result.report, (headline(result),), (section,) if rows else ())
+    return Document("Check of a report", result.report, (headline(result),), (section,))
 
 
 def _show(result: GateResult, console: Any) -> None:

@@ -67,7 +67,7 @@ def document(found: Inspection) -> Document:
         name=found.path,
         headline=(summary(found),),
         opening=tuple(_findings(found)),
-        sections=tuple(section for section in sections if section.has_content),
+        sections=sections,
         created=found.provenance.created or "",
         version=found.partita_version,
     )
@@ -105,10 +105,9 @@ def _graph(graph: GraphFacts) -> Section:
 
 def _contract(found: Inspection) -> tuple[Block, ...]:
     """Run-time properties; a package without a manifest has a finding instead."""
-    if found.contract is not None:
-        return (pairs("Contract", fields_of(found.contract)),)
-    none = Line("none: no manifest, and the layout could not be inferred")
-    return (none,) if found.kind.startswith("onnx") else ()
+    missing = found.contract is None and found.kind.startswith("onnx")
+    none = Line("none: no manifest, and the layout could not be inferred" if missing else "")
+    return pairs("Contract", fields_of(found.contract)), none
 
 
 def _foreign(foreign: ForeignRecord) -> tuple[Block, ...]:

@@ -75,7 +75,7 @@ def document(found: SupportTable) -> Document:
         kind="Support table",
         name=found.provider.name,
         headline=(headline(found),),
-        sections=(measurement, *_needs(found), *_tables(found), *_gaps(found)),
+        sections=(measurement, _needs(found), *_tables(found), _gaps(found)),
         created=found.created,
         version=found.partita_version,
     )
@@ -95,16 +95,15 @@ def _size(found: SupportTable) -> str:
     return "; ".join(parts)
 
 
-def _needs(found: SupportTable) -> Iterator[Section]:
+def _needs(found: SupportTable) -> Section:
     """Operators of the model with their support, the unsupported ones first."""
     rows = []
     for need in sorted(found.model_operators, key=lambda need: need.outcome == "supported"):
         name = f"{need.domain}:{need.operator}" if need.domain else need.operator
         types = ", ".join(f"{variable} {kind}" for variable, kind in need.types.items() if not is_fixed(variable))
         rows.append((f"{name}-{need.since}", types, str(need.nodes), OUTCOMES[need.outcome]))
-    if rows:
-        heads = ("operator", "types", Column("nodes"), "outcome")
-        yield Section("model", "Operators of the model", (table("Operators of the model", heads, rows, obvious=True),))
+    heads = ("operator", "types", Column("nodes"), "outcome")
+    return Section("model", "Operators of the model", (table("Operators of the model", heads, rows, obvious=True),))
 
 
 def _tables(found: SupportTable) -> Iterator[Section]:
@@ -158,22 +157,19 @@ def _conditions(version: VersionEntry) -> Iterator[str]:
         yield f"{plural(version.unexplained, 'form')} without a single deciding factor"
 
 
-def _gaps(found: SupportTable) -> Iterator[Section]:
+def _gaps(found: SupportTable) -> Section:
     """Untested operators, and notes."""
-    lines = [Line(note, "note", "quiet") for note in found.notes]
     unknown = f"{plural(len(found.without_example), 'operator version')} not tested, because no valid form is known: "
+    unknown += ", ".join(found.without_example)
     untested = ", ".join(
         f"{entry.full_name}-{version.since}"
         for entry in found.operators
         for version in entry.versions
         if version.verdict == "untested"
     )
-    if found.without_example:
-        lines.append(Line(f"{unknown}{', '.join(found.without_example)}", "untested", "quiet"))
-    if untested:
-        lines.append(Line(untested, "not tested in time", "quiet"))
-    if lines:
-        yield Section("gaps", "Not tested", tuple(lines))
+    lines = [(note, "note") for note in found.notes]
+    lines += [(unknown if found.without_example else "", "untested"), (untested, "not tested in time")]
+    return Section("gaps", "Not tested", tuple(Line(text, label, "quiet") for text, label in lines))
 
 
 # --- types in words ---

@@ -30,7 +30,7 @@ from partita.partition_reports.phase_records import Phase
 from partita.partition_reports.records import DryRunFacts, Report, Request
 from partita.partition_reports.render.show import load_view
 from partita.partition_reports.sections.model import Line, Section
-from partita.partition_reports.sections.report import opening, sections
+from partita.partition_reports.sections.report import document, opening
 
 CPU = "CPUExecutionProvider"
 GPU = "WebGpuExecutionProvider"
@@ -133,7 +133,7 @@ def top(report: Report) -> dict[str, str]:
 
 def section_of(report: Report, key: str) -> Section | None:
     """A section of the document of a report; None if it has none."""
-    return next((part for part in sections(report) if part.key == key), None)
+    return next((part for part in document(report).sections if part.key == key), None)
 
 
 def phase_of(report: Report, name: str) -> Phase:

@@ -25,8 +25,8 @@ from partita.partition_reports.sections.model import (
     Group,
     LayerMap,
     Line,
+    Section,
     Table,
-    is_empty,
     shown_blocks,
     shown_rows,
 )
@@ -128,8 +128,10 @@ def test_headline_and_opening_are_the_same_in_every_view(shown: Shown) -> None:
 
 
 def test_blocks_without_content_are_omitted() -> None:
-    empty, fold = Table("", (), ()), Group("fold", (), folded=True)
-    assert is_empty(empty) and shown_blocks([empty, fold, LayerMap("", "", (), (), ()), Line("a")]) == [Line("a")]
+    part = Section(
+        "", "", (Table("", (), ()), Line(""), Group("", ()), Group("", (Line("b"),), folded=True), Line("a"))
+    )
+    assert len(part.blocks) == 2 and shown_blocks([*part.blocks, LayerMap("", "", (), (), ())]) == [Line("a")]
 
 
 @pytest.mark.parametrize("name", [HOSTILE, "<img src=x>|`@all`/Mul"])

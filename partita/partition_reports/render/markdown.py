@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from itertools import filterfalse
 
 from partita.observations.text_format import clean
 from partita.partition_reports.sections.model import (
@@ -18,7 +17,6 @@ from partita.partition_reports.sections.model import (
     Line,
     Plot,
     Table,
-    is_empty,
     shown_blocks,
     shown_rows,
 )
@@ -64,7 +62,7 @@ def _write_folded(title: str, blocks: Sequence[Block], unfold: bool) -> Iterator
 
 def _write_blocks(blocks: Sequence[Block], unfold: bool) -> Iterator[str]:
     """The blocks that a comment shows."""
-    for block in filterfalse(is_empty, blocks) if unfold else shown_blocks(blocks):
+    for block in blocks if unfold else shown_blocks(blocks):
         yield from write_block(block, unfold=unfold)
         yield ""
 

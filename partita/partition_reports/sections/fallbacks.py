@@ -72,8 +72,7 @@ def fallback_blocks(report: Report) -> Iterator[Block]:
             text = "None: ONNX Runtime folded the whole graph." if report.is_folded else "No nodes are known."
         yield Line(text)
     yield from [Line(REASONS_PAGE, "reason codes", "quiet")] if groups or reasons else []
-    if report.probing is not None:
-        yield pairs("Probes", fields_of(report.probing, prefix="probes: "))
+    yield pairs("Probes", fields_of(report.probing, prefix="probes: "))
 
 
 def fallback_count(report: Report) -> str:
@@ -83,7 +82,7 @@ def fallback_count(report: Report) -> str:
 
 def _unavailable(report: Report, entry: ChainEntry) -> Group:
     """An unavailable provider of the chain."""
-    lines = [Line(entry.evidence or "none", "evidence"), *([Line(entry.remedy, "remedy")] if entry.remedy else [])]
+    lines = (Line(entry.evidence or "none", "evidence"), Line(entry.remedy or "", "remedy"))
     commands = _commands(actions_for(report, entry.reason, entry.provider))
     return Group(f"{entry.provider} is unavailable: {entry.reason or 'no reason known'}", (*lines, *commands))
 
@@ -255,8 +254,8 @@ def _finding(members: Sequence[Fallback], shows_remedy: bool) -> Group:
         Line(f"{name_some(names, NAMED)}{f' ({line})' if line else ''}", "nodes") for line, names in by_line.items()
     ]
     blocks.append(Line(_first_of(entry.evidence for entry in members), f"evidence ({first.evidence_kind})"))
-    blocks += [Line(first.remedy, "remedy", "good")] if shows_remedy else []
-    blocks += [Line(first.missing_probes, "missing probes")] if first.missing_probes else []
+    blocks += [Line(first.remedy if shows_remedy else "", "remedy", "good")]
+    blocks += [Line(first.missing_probes, "missing probes")]
     for other in first.skipped:
         name, reason = short_provider(other.provider), f"{reason_title(other.reason)}, {other.evidence_kind}"
         found = (each for entry in members for each in entry.preferred if each.provider == other.provider)

@@ -94,6 +94,9 @@ class Group:
     folded: bool = False
     """Collapsed; views without folding omit it."""
 
+    def __post_init__(self) -> None:
+        _omit_empty(self, "blocks")
+
 
 @dataclass(frozen=True, slots=True)
 class MapNode:
@@ -175,10 +178,8 @@ class Section:
     folded: bool = False
     """Collapsed in Markdown."""
 
-    @property
-    def has_content(self) -> bool:
-        """Whether it has a block other than an empty table."""
-        return not all(map(is_empty, self.blocks))
+    def __post_init__(self) -> None:
+        _omit_empty(self, "blocks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +203,9 @@ class Document:
     """Symbol of the outcome, for views with any character."""
     tone: Tone = "plain"
     """Tone of the first sentence of the headline."""
+
+    def __post_init__(self) -> None:
+        _omit_empty(self, "opening", "sections")
 
 
 def table(
@@ -229,11 +233,11 @@ def pairs(caption: str, rows: Iterable[tuple[str, str | None]]) -> Table:
     return Table(caption, (Column("name", number=False), Column("value", number=False)), shown, headless=True)
 
 
-def fields_of(record: BaseModel, *exclude: str, prefix: str = "") -> list[tuple[str, str]]:
+def fields_of(record: BaseModel | None, *exclude: str, prefix: str = "") -> list[tuple[str, str]]:
     """Names and values of a record's fields as text, without nested records, unknown values and counts of 0."""
     return [
         (f"{prefix}{label_of(name)}", value_text(name, value))
-        for name, value in record
+        for name, value in record or ()
         if name not in exclude
         and value not in (None, "", (), {})
         and not (type(value) is int and value == 0)
@@ -300,9 +304,16 @@ def _items(value: object) -> tuple[object, ...]:
     return value if isinstance(value, tuple) else (value,)
 
 
-def is_empty(block: Block) -> bool:
-    """Whether it is a table without rows, which no view shows."""
-    return isinstance(block, Table) and not block.rows
+def _omit_empty(holder: object, *names: str) -> None:
+    """Remove from some fields tables without rows, lines without text, and groups and sections without blocks."""
+    for name in names:
+        parts = getattr(holder, name)
+        shown = (part for part in parts if type(part) not in CONTENT or getattr(part, CONTENT[type(part)]))
+        object.__setattr__(holder, name, tuple(shown))
+
+
+CONTENT: dict[type, str] = {Table: "rows", Line: "text", Group: "blocks", Section: "blocks"}
+"""Element of a document -> its field that is empty in an element without content."""
 
 
 FINDINGS = 2
@@ -320,7 +331,7 @@ def shown_blocks(blocks: Sequence[Block], hint: str = "") -> list[Block]:
     for block in blocks:
         if block in findings[FINDINGS:]:
             shown += [Line(more, tone="quiet")] if block is findings[FINDINGS] else []
-        elif not (isinstance(block, LayerMap) or (isinstance(block, Group) and block.folded) or is_empty(block)):
+        elif not (isinstance(block, LayerMap) or (isinstance(block, Group) and block.folded)):
             shown.append(block)
     return shown
 

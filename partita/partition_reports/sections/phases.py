@@ -57,8 +57,7 @@ def phase_blocks(report: Report) -> Iterator[Block]:
     for phase in report.phases:
         few = f"; {plural(phase.steps, 'step')}: {TOO_FEW}" if phase.has_few_steps else ""
         yield Line(f"{phase.name}: {phase.timing_note}{few}.", tone="quiet")
-    if report.totals is not None:
-        yield pairs("The whole run", fields_of(report.totals))
+    yield pairs("The whole run", fields_of(report.totals))
 
 
 def _figures(phases: Sequence[Phase]) -> Table:
@@ -102,13 +101,7 @@ def cache_blocks(report: Report) -> Iterator[Block]:
     steps = f", {plural(cache.checked_steps, 'observed step')}" if cache.checked_steps else ""
     yield Line(f"{plural(cache.states, 'state')}: {cache_text(cache)}{steps}")
     moved = [entry.name for entry in cache.entries if not entry.in_place and cache.status != "not_checked"]
-    yield from [Line(name_some(moved, NAMED_STATES), "NOT in place", "bad")] if moved else []
-
-
-def speculation_blocks(report: Report) -> Iterator[Block]:
-    """Figures of speculative decoding; nothing without it."""
-    if report.speculation is not None:
-        yield pairs("Speculative decoding", fields_of(report.speculation))
+    yield Line(name_some(moved, NAMED_STATES), "NOT in place", "bad")
 
 
 # Copies

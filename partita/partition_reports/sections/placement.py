@@ -85,11 +85,13 @@ def _about_providers(report: Report) -> Iterator[Block]:
             facts = fields_of(inside, "is_known", "may_have_more_copies", "copies")
             facts += [("nodes on CPU", "0")] if inside.is_known and not inside.on_cpu else []
             facts.append(("Memcpy nodes", "unknown" if inside.copies is None else f"{inside.copies:,}"))
-            blocks: list[Block] = [pairs("Control-flow subgraphs", facts)]
-            blocks += [] if inside.is_known else [Line("This ONNX Runtime does not list their nodes.")]
-            blocks += [Line(MORE_COPIES)] if inside.may_have_more_copies else []
-            blocks.append(table_of("Nodes on CPU", inside.on_cpu, "name", "op_type", "module", obvious=False))
-            yield Group(f"Control-flow subgraphs{where}, not in other figures", tuple(blocks))
+            blocks = (
+                pairs("Control-flow subgraphs", facts),
+                Line("" if inside.is_known else "This ONNX Runtime does not list their nodes."),
+                Line(MORE_COPIES if inside.may_have_more_copies else ""),
+                table_of("Nodes on CPU", inside.on_cpu, "name", "op_type", "module", obvious=False),
+            )
+            yield Group(f"Control-flow subgraphs{where}, not in other figures", blocks)
 
 
 def _group_table(report: Report, title: str, field: str) -> Table:

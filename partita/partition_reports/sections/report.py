@@ -6,7 +6,7 @@ The top is equal in every view: outcome, warnings, reason, cost, remedy, placeme
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from partita.diagnosis.records import Fallback
 from partita.errors import ReportError
@@ -188,19 +188,10 @@ def sources_blocks(report: Report) -> Iterator[Block]:
     yield from (Line(note, "note") for note in report.notes)
 
 
-def dry_run_blocks(report: Report) -> Iterator[Block]:
-    """The simulated device; nothing for a real device."""
-    if report.dry_run is not None:
-        yield pairs("The device", fields_of(report.dry_run))
-
-
 def request_blocks(report: Report) -> Iterator[Block]:
     """The request, and the package or model."""
-    rows: list[tuple[str, str]] = []
-    if report.package is not None:
-        rows += fields_of(report.package)
-        if report.package.quality is not None:
-            rows += fields_of(report.package.quality, prefix="quality: ")
+    rows = fields_of(report.package)
+    rows += fields_of(report.package.quality if report.package is not None else None, prefix="quality: ")
     if report.model is not None:
         inputs = name_some(f"{port.name} {port.declared}" for port in report.model.inputs)
         rows += [*fields_of(report.model), ("inputs", inputs or "none")]
@@ -219,9 +210,8 @@ def machine_blocks(report: Report) -> Iterator[Block]:
     env = report.environment
     yield Group("Memory", (pairs("Memory", fields_of(report.memory, "source")),))
     for entry in report.cpu:
-        attention = [] if entry.attention is None else fields_of(entry.attention, prefix="attention ")
-        settings = pairs("CPU provider", [*fields_of(entry, "file"), *attention])
-        yield Group(f"CPU provider in {entry.file}", (settings,))
+        settings = [*fields_of(entry, "file"), *fields_of(entry.attention, prefix="attention ")]
+        yield Group(f"CPU provider in {entry.file}", (pairs("CPU provider", settings),))
     software = [
         *fields_of(env, "onnxruntime_version", "onnxruntime_build"),
         ("runtime", f"{env.runtime} ({env.onnxruntime_build})"),
@@ -230,10 +220,10 @@ def machine_blocks(report: Report) -> Iterator[Block]:
     yield Group("Machine and software", (pairs("Machine and software", software),))
 
 
-PARTS: tuple[tuple[str, str, Callable[[Report], Iterator[Block]]], ...] = (
+PARTS: tuple[tuple[str, str, Callable[[Report], Iterable[Block]]], ...] = (
     ("phases", "Phases", phases.phase_blocks),
-    ("speculation", "Speculative decoding", phases.speculation_blocks),
-    ("dry_run", "Dry run", dry_run_blocks),
+    ("speculation", "Speculative decoding", lambda run: [pairs("Speculative decoding", fields_of(run.speculation))]),
+    ("dry_run", "Dry run", lambda run: [pairs("The device", fields_of(run.dry_run))]),
     ("fallbacks", "Fallbacks", fallbacks.fallback_blocks),
     ("kernels", "Kernel paths", fallbacks.kernel_blocks),
     ("placement", "Placement", placement.placement_blocks),
@@ -252,24 +242,18 @@ ABOUT = {"fallbacks": fallbacks.fallback_count, "kernels": fallbacks.slow_count}
 """Section -> the suffix of its title."""
 
 
-def sections(report: Report) -> tuple[Section, ...]:
-    """Every section with blocks."""
-    found = ((key, title, tuple(blocks(report))) for key, title, blocks in PARTS)
-    return tuple(
-        Section(key, title, blocks, ABOUT[key](report) if key in ABOUT else "", folded=key not in EXPANDED)
-        for key, title, blocks in found
-        if blocks
-    )
-
-
 def document(report: Report) -> Document:
     """The report as a document."""
     name, (sign, tone) = report.model_name, sign_and_tone(report)
+    about = {key: text(report) for key, text in ABOUT.items()}
     return Document(
         kind="Partition report",
         name=name,
         headline=(f"{name}: {headline(report)}",),
-        sections=sections(report),
+        sections=tuple(
+            Section(key, title, tuple(blocks(report)), about.get(key, ""), folded=key not in EXPANDED)
+            for key, title, blocks in PARTS
+        ),
         opening=tuple(opening(report)),
         created=report.created,
         version=report.partita_version,

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import partita
-from partita.partition_reports.sections.report import sections
 from tests.drafts import always_draft, knowing
+from tests.partition_reports.samples import section_of
 from tests.runtime.handmade_packages import ALL, handmade, known_tokens
 
 PROMPT = [5, 6, 7, 8, 9, 5, 6, 7, 8]
@@ -52,11 +52,10 @@ def test_report_contains_speculation_statistics(package: Path) -> None:
         assert told is not None and (told.kind, told.draft) == ("draft", package.name)
         assert told.accepted == told.drafted
         assert told.tokens == N - 1 - 4, "four steps were profiled"
-        found = {part.key: part for part in sections(model.report())}["speculation"]
-        assert "('acceptance rate', '100.0 %')" in str(found)
+        assert "('acceptance rate', '100.0 %')" in str(section_of(model.report(), "speculation"))
         assert model.report().request.options["draft"] == str(package)
         answered(model)
-        assert model.report().speculation is None and "speculation" not in {p.key for p in sections(model.report())}
+        assert model.report().speculation is None and section_of(model.report(), "speculation") is None
 
 
 @pytest.mark.usefixtures("eager")
