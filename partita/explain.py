@@ -11,10 +11,11 @@ from pydantic import Field
 from partita.diagnosis.reasons import describe_rank
 from partita.diagnosis.records import Fallback, KernelPath, SkippedProvider
 from partita.messages import nearest
+from partita.observations.grouping import grouped
 from partita.observations.names import CPU, UNKNOWN
 from partita.observations.records import PhaseName, Record
 from partita.observations.text_format import clean, in_phases, listing, name_some, named_provider, plural
-from partita.partition_reports.groups import grouped, share_of, total_us
+from partita.partition_reports.groups import share_of, total_us
 from partita.partition_reports.outcome import key_of
 from partita.partition_reports.phase_records import Copy, NodePlacement, Phase, Subgraphs
 from partita.partition_reports.records import Report, SourceConflict
@@ -363,9 +364,8 @@ def headline(explanation: Explanation) -> str:
     """Provider and reason in each phase."""
     if not explanation.places:
         return f"{explanation.node}: not in any phase; other parts of the report name it"
-    parts: dict[str, list[str]] = {}
-    for phase, places in grouped(explanation.places, lambda place: place.phase).items():
-        parts.setdefault(_places_text(explanation, places), []).append(phase)
+    places = grouped(explanation.places, lambda place: place.phase)
+    parts = grouped(places, lambda phase: _places_text(explanation, places[phase]))
     where = "; ".join(f"{text}{in_phases(phases)}".removesuffix(",") for text, phases in parts.items())
     return f"{explanation.node}: {where}{'; the run FAILED' if explanation.run_failure is not None else ''}"
 

@@ -10,8 +10,8 @@ from typing import Literal
 
 from partita.bench.records import Contender, Difference, PhaseChoice, PhaseSpeed, Ratio, RoundResult, Spread
 from partita.observations.names import CPU
-from partita.observations.text_format import decimals, listing, plural, short_provider
-from partita.partition_reports.cost import percentile, whole_percent
+from partita.observations.text_format import decimals, listing, percent, plural, short_provider
+from partita.partition_reports.cost import percentile
 from partita.partition_reports.groups import total_us
 from partita.partition_reports.outcome import summarise
 from partita.partition_reports.records import Report
@@ -234,11 +234,11 @@ def _largest_cost(entry: Contender) -> str:
     """Where most of the decode time is; empty if unknown, or if every node is on the CPU provider."""
     outside = entry.decode_outside_share
     if outside is not None and outside > MOSTLY:
-        return f"{whole_percent(outside)} of its decode time is outside the session runs"
+        return f"{percent(outside, 0)} of its decode time is outside the session runs"
     if _only_provider(entry) == CPU:
         return ""
     if entry.node_share is not None and entry.node_share < MOSTLY:
-        rest = whole_percent(1 - entry.node_share)
+        rest = percent(1 - entry.node_share, 0)
         return f"{rest} of its decode time is outside its nodes (wait for the device, work between nodes)"
     if entry.summary_missing_reason:
         return f"its placement is unknown: {entry.summary_missing_reason}"

@@ -115,5 +115,5 @@ def _placement(bench: Bench) -> Section:
         sentences = (verdict, *entry.bounds, entry.summary_missing_reason)
         lines += [Line(sentence, entry.name) for sentence in sentences]
     placed = table_of("Nodes and copies of a run", rows, obvious=False)
-    blocks = (placed, Line(EXPLAINED if rows else "", tone="quiet"), *lines)
+    blocks: tuple[Block, ...] = (placed, Line(EXPLAINED if rows else "", tone="quiet"), *lines)
     return Section("placement", "Placement and time", blocks, "of a profiled round that is not counted")

@@ -12,11 +12,11 @@ import numpy as np
 from partita.capacity.costs import Product, symbols
 from partita.capacity.memory import CHUNK_TOKENS, Requirements
 from partita.capacity.records import Estimate, FormRates, MachineRates, PhasePlan
+from partita.observations.grouping import grouped
 from partita.observations.names import CPU
-from partita.observations.text_format import decimals, human_bytes, listing
+from partita.observations.text_format import decimals, human_bytes, listing, percent
 from partita.package.contract import PhaseName
-from partita.partition_reports.cost import whole_percent
-from partita.partition_reports.groups import grouped, layer_key, module_name, op_type_of
+from partita.partition_reports.groups import layer_key, module_name, op_type_of
 from partita.partition_reports.phase_records import Bound, GroupShare, Phase, PhaseBound
 from partita.partition_reports.records import Report, Totals
 from partita.providers.cuda_dry_run.devices import Device
@@ -206,9 +206,9 @@ def _with_bound(
     shares = {name: min(1.0, part / (phase.step_p50_ms / 1e3)) for name, part in parts.items()}
     most = max(shares, key=lambda name: shares[name])
     bound: Bound = most if shares[most] >= LEAST_SHARE else "indeterminate"
-    text = f"bound by {bound}: {whole_percent(shares[most])} of a step is {EXPLAINED.get(bound)}"
+    text = f"bound by {bound}: {percent(shares[most], 0)} of a step is {EXPLAINED.get(bound)}"
     if bound == "indeterminate":
-        accounted = whole_percent(min(1.0, sum(shares.values())))
+        accounted = percent(min(1.0, sum(shares.values())), 0)
         text = f"indeterminate: {reason or f'the measured rates account for {accounted} of a step'}"
     found = PhaseBound(
         bound_by=bound,

@@ -16,12 +16,12 @@ from partita.check.requirements import Condition, Limits, Requirement
 from partita.compare.document import describe_changes
 from partita.compare.reports import PlacedRow, compare, placed_rows, slowdown
 from partita.errors import ReportError, UsageError
+from partita.observations.grouping import grouped
 from partita.observations.names import CPU
 from partita.observations.records import Record
 from partita.observations.text_format import decimals, listing, name_some, plural, short_provider
 from partita.options.fields import with_flags
 from partita.options.reports import CheckOptions
-from partita.partition_reports.groups import grouped
 from partita.partition_reports.outcome import cache_text
 from partita.partition_reports.phase_records import TOO_FEW, NodePlacement, Phase, SubgraphNode, Subgraphs
 from partita.partition_reports.records import Report

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from partita.compare.rows import Change, Comparison, Value
+from partita.observations.grouping import grouped
 from partita.observations.text_format import (
     NOT_KNOWN,
     decimals,
@@ -17,7 +18,6 @@ from partita.observations.text_format import (
     plural,
     tally,
 )
-from partita.partition_reports.groups import grouped
 from partita.partition_reports.render.show import Views
 from partita.partition_reports.sections.model import Block, Column, Document, Group, Line, Section, pairs, table
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from partita.compare.rows import Comparison, Row, Side, compare_rows, field_rows
 from partita.inspection.document import adapter_text, domain_name, shape_text, state_text, storage_text, summary
 from partita.inspection.records import FileFacts, GraphFacts, Inspection
+from partita.observations.grouping import grouped
 from partita.observations.text_format import human_bytes, listing, plural
-from partita.partition_reports.groups import grouped
 from partita.support.records import SupportTable, VersionEntry
 
 

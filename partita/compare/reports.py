@@ -66,8 +66,9 @@ def _rows(reports: tuple[Report, Report], phases: Sequence[Pair], at: int) -> It
     for pair in phases:
         phase, placed = pair[at], placed_rows(report, pair[at])
         for row in placed:
-            where, facts, causes = row.node.provider, row.facts(), row.causes(active)
-            yield Row("nodes", phase.name, row.node.name, where, row.keys(), rank(where), None, facts, causes)
+            node, where = row.node, row.node.provider
+            facts = {"operator": node.op_type, "module": node.module, "part_of": row.part_of}
+            yield Row("nodes", phase.name, node.name, where, row.keys(), rank(where), None, facts, row.causes(active))
         yield from _reason_rows(report, phase, placed, both)
         yield from _copy_rows(phase, compare_sizes=not _tokens_differ(pair))
         yield from _figure_rows(pair, at)
@@ -110,10 +111,6 @@ class PlacedRow:
             return (name, COUNTER.sub("", name))
         kind = (self.node.op_type, DIGITS.sub("#", name))
         return ((*kind, self.node.provider), kind)
-
-    def facts(self) -> Mapping[str, str | None]:
-        """Operator, module, and the node that runs it."""
-        return {"operator": self.node.op_type, "module": self.node.module, "part_of": self.part_of}
 
     def causes(self, active: Sequence[str]) -> Mapping[Value, Mapping[str, str]]:
         """Skipped provider -> why the node is not on it; None: the first available one."""
@@ -330,5 +327,5 @@ def _active_rows(report: Report) -> float:
     phase, drafts = report.main_phase, report.speculation
     if phase is None or phase.name != "decode":
         return 0.0
-    tokens, steps = (phase.tokens, phase.steps) if drafts is None else (drafts.rows, drafts.steps)
+    tokens, steps = (phase.tokens, phase.steps) if drafts is None else (drafts.tokens - drafts.accepted, drafts.steps)
     return tokens / steps if tokens and steps else 0.0

@@ -12,8 +12,8 @@ from typing import Literal
 
 from pydantic import Field
 
+from partita.observations.grouping import grouped
 from partita.observations.records import Record
-from partita.partition_reports.groups import grouped
 
 Value = str | int | float | None
 Kind = Literal["report", "package", "support_table"]

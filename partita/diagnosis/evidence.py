@@ -13,8 +13,9 @@ from typing import Literal
 
 from partita.diagnosis.graphs import LAYOUT, MEMCPY_OPS
 from partita.diagnosis.probe_conclusions import OTHER_OPERATOR, Finding, conclusions, opening
-from partita.observations.codes import EvidenceKind, ReasonCode
+from partita.observations.codes import EvidenceKind
 from partita.observations.facts import FAILED, NEIGHBOURS, NodeProbe, RejectedPart
+from partita.observations.grouping import grouped
 from partita.observations.names import CPU, UNKNOWN
 from partita.observations.patterns import LogPattern
 from partita.observations.records import ChainEntry
@@ -129,10 +130,9 @@ def _log_lines(context: Context) -> Iterator[Finding]:
     The pattern's group `node` must match a complete name of the node. Patterns without that group are about the whole
     graph. A node that is not in the file was not rejected with a part of it: ONNX Runtime added it afterwards.
     """
-    blank, by_code = context.blank_log or "", dict[ReasonCode, list[LogPattern]]()
-    for pattern in sorted(context.patterns, key=lambda pattern: pattern.vague):
-        if not (context.is_added and pattern.reason == "subgraph_rejected"):
-            by_code.setdefault(pattern.reason, []).append(pattern)
+    blank, ranked = context.blank_log or "", sorted(context.patterns, key=lambda pattern: pattern.vague)
+    known = (each for each in ranked if not (context.is_added and each.reason == "subgraph_rejected"))
+    by_code = grouped(known, lambda pattern: pattern.reason)
     for code, patterns in by_code.items():
         if blank and any(each.search(blank) for pattern in patterns if (each := pattern.with_blank) is not None):
             yield Finding(code, "logged", "blank_line", blank.strip())

@@ -15,6 +15,7 @@ from typing import NamedTuple, TypeVar
 
 from partita.diagnosis import naming
 from partita.observations.facts import AssignedNode, GraphNode
+from partita.observations.grouping import grouped
 from partita.observations.names import CPU, RENAMED
 
 MEMCPY_OPS = frozenset({"MemcpyFromHost", "MemcpyToHost"})
@@ -194,10 +195,7 @@ def connected(nodes: Mapping[Node, Iterable[Hashable]]) -> list[list[Node]]:
     for node, tensors in nodes.items():
         for tensor in tensors:
             parent[root(("tensor", tensor))] = root(("node", node))
-    groups: dict[Hashable, list[Node]] = {}
-    for node in nodes:
-        groups.setdefault(root(("node", node)), []).append(node)
-    return list(groups.values())
+    return list(grouped(nodes, lambda node: root(("node", node))).values())
 
 
 COMPILED = "CompiledSubgraph"
@@ -213,12 +211,10 @@ def compiled_subgraphs(
     A compiled node is called `<provider>_<name>_<number>`, numbered in the order of the assignment list. Omits a
     provider with different numbers of nodes and entries, e.g. with subgraphs inside control flow.
     """
-    entries: dict[str, dict[int, list[AssignedNode]]] = {}
-    for node in assigned:
-        if node.provider != CPU:
-            entries.setdefault(node.provider, {}).setdefault(node.subgraph, []).append(node)
+    entries = grouped((node for node in assigned if node.provider != CPU), lambda node: node.provider)
     found: dict[str, tuple[AssignedNode, ...]] = {}
-    for provider, subgraphs in entries.items():
+    for provider, listed in entries.items():
+        subgraphs = grouped(listed, lambda node: node.subgraph)
         numbered = [
             (int(number[1]), name)
             for name in order

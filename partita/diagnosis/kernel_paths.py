@@ -12,6 +12,7 @@ from partita.diagnosis.sources import PREFIX
 from partita.diagnosis.steps import Situation
 from partita.observations.codes import EvidenceKind
 from partita.observations.facts import NodeEvent, NodeProbe, ProviderFacts
+from partita.observations.grouping import grouped
 from partita.observations.names import UNKNOWN
 from partita.observations.patterns import ABSENT, KernelRow
 from partita.observations.records import PackageFacts
@@ -34,10 +35,7 @@ def find_paths(
     """
     blanks = {**Situation(package, None, ()).blanks("", ""), "out": f"{package.name}-fast" if package else "OUT"}
     runs = {window.run for window in index.facts.runs if window.phase == phase}
-    events: dict[str, list[NodeEvent]] = {}
-    for event in index.events:
-        if event.run in runs:
-            events.setdefault(event.name, []).append(event)
+    events = grouped((event for event in index.events if event.run in runs), lambda event: event.name)
     for name in index.order:
         provider, operator = index.provider(name), index.op_type(name)
         known = index.facts.of(provider) if provider is not None else ProviderFacts()

@@ -20,6 +20,7 @@ from partita.diagnosis.join import Join
 from partita.diagnosis.sources import ProvidersBySource
 from partita.diagnosis.unnamed_nodes import branch_nodes, function_nodes, op_types_of, with_names
 from partita.observations.facts import AssignedNode, GraphNode, SessionFacts
+from partita.observations.grouping import grouped
 from partita.observations.names import INLINED
 from partita.observations.records import PhaseName, Source
 
@@ -91,10 +92,9 @@ class SessionIndex:
         ran_on = sources.providers_by_device(facts) | {event.name: event.provider for event in self.events}
         below = {*in_subgraphs, *(node.name for node in facts.graph if node.op_type in CONTROL_FLOW)}
         counts, names = in_main - Counter(node.name for node in compiled), {*in_main, *in_subgraphs}
-        groups: dict[tuple[str, str], list[int]] = {}  # nodes without a name are distinguished by operator
-        for place, node in enumerate(listed):
-            if node not in compiled:
-                groups.setdefault((node.name, "" if node.name else node.op_type), []).append(place)
+        left = [place for place, node in enumerate(listed) if node not in compiled]
+        # Nodes without a name are distinguished by operator.
+        groups = grouped(left, lambda at: (listed[at].name, "" if listed[at].name else listed[at].op_type))
         inner: set[int] = set()
         for (name, _), places in groups.items():
             # E.g. MatMul, Add and Relu before an If: the list has NAME/MatMulAddFusion, the plan a node that fuses it.
@@ -210,14 +210,11 @@ class SessionIndex:
         ]
         blanks = [blank for pattern in facts.of(provider).patterns if (blank := pattern.with_blank) is not None]
         for blank in sorted(blanks, key=lambda each: "op" not in each.groupindex):
-            by_operator: dict[str | None, list[str]] = {}
-            for line in facts.log if fallbacks else ():
-                if match := blank.search(line):
-                    by_operator.setdefault(match.groupdict().get("op"), []).append(line)
-            for op, lines in by_operator.items():
+            matches = [match for line in facts.log if fallbacks and (match := blank.search(line))]
+            for op, about in grouped(matches, lambda match: match.groupdict().get("op")).items():
                 nodes = [name for name in fallbacks if name not in found and op in (None, self.op_type(name))]
-                if nodes and (len(lines) >= len(nodes) if op else len(lines) % len(nodes) == 0):
-                    found |= dict.fromkeys(nodes, lines[0])
+                if nodes and (len(about) >= len(nodes) if op else len(about) % len(nodes) == 0):
+                    found |= dict.fromkeys(nodes, about[0].string)
         return found
 
     def op_type(self, name: str) -> str | None:

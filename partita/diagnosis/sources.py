@@ -116,14 +116,9 @@ def copied_in_log(lines: Iterable[str], order: Iterable[str], op_types: Mapping[
     Empty when the numbers of lines and nodes differ, e.g. with copies inside control flow.
     """
     added = [Memcpy(found["op"], found["tensor"]) for line in lines if (found := MEMCPY_ADDED.search(line))]
-    named = inserted_copies(order, op_types)
+    named = [name for name in order if MEMCPY_NAME.fullmatch(name)]
+    named = [name for name in named if (op_types.get(name) or "Memcpy").startswith("Memcpy")]
     named.sort(key=lambda name: int(name.removeprefix("Memcpy").removeprefix("_token_") or -1))
     joined = dict(zip(named, added, strict=False))
     fits = all((op_types.get(name) or copy.op_type) == copy.op_type for name, copy in joined.items())
     return joined if fits and len(added) == len(named) else {}
-
-
-def inserted_copies(order: Iterable[str], op_types: Mapping[str, str | None]) -> list[str]:
-    """Nodes of the order with the name of a copy, unless their known operator is another one."""
-    named = (name for name in order if MEMCPY_NAME.fullmatch(name))
-    return [name for name in named if (op_types.get(name) or "Memcpy").startswith("Memcpy")]

@@ -20,6 +20,7 @@ from typing import TypeVar
 
 from partita.diagnosis.sources import main_graph_events
 from partita.observations.facts import AssignedNode, GraphNode, NodeEvent, SessionFacts
+from partita.observations.grouping import grouped
 from partita.observations.names import INLINED
 
 NUMBERED = re.compile(r"(?P<op>[A-Za-z](\w*?[A-Za-z])?)(?P<number>\d+)")
@@ -134,10 +135,8 @@ def _name_optimised(optimised: Sequence[GraphNode], planned: Mapping[str, list[s
 def by_operator(names: Iterable[str]) -> dict[str, list[str]]:
     """Operator -> names of the form operator and number, in the order of the numbers."""
     matches = [match for name in names if (match := NUMBERED.fullmatch(name))]
-    found: dict[str, list[str]] = {}
-    for match in sorted(matches, key=lambda match: int(match["number"])):
-        found.setdefault(match["op"], []).append(match[0])
-    return found
+    matches.sort(key=lambda match: int(match["number"]))
+    return {op: [match[0] for match in own] for op, own in grouped(matches, lambda match: match["op"]).items()}
 
 
 def op_types_of(*sources: Iterable[AssignedNode | GraphNode | NodeEvent] | None) -> dict[str, str]:
@@ -171,12 +170,9 @@ def branch_nodes(names: Iterable[str], gone: Iterable[GraphNode]) -> dict[str, t
 
     `gone`: nodes of control-flow subgraphs that are not executed. Omits an operator of two inlined branches.
     """
-    alike: dict[tuple[str, str], list[re.Match[str]]] = {}
-    for name in dict.fromkeys(names):
-        if match := BRANCH.fullmatch(name):
-            alike.setdefault((match["side"], match["op"]), []).append(match)
+    alike = [match for name in dict.fromkeys(names) if (match := BRANCH.fullmatch(name))]
     found: dict[str, tuple[str, ...]] = {}
-    for (side, op), matches in alike.items():
+    for (side, op), matches in grouped(alike, lambda match: (match["side"], match["op"])).items():
         inner = [node for node in gone if (node.op_type, node.subgraph_attribute) == (op, f"{side}_branch")]
         if len(inner) == len(matches) and len({match["branch"] for match in matches}) == 1:
             found |= {match[0]: (node.name,) for match, node in zip(matches, inner, strict=True)}

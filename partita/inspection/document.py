@@ -11,12 +11,12 @@ from partita.inspection.records import (
     ModulePrecision,
     Size,
 )
+from partita.observations.grouping import grouped
 from partita.observations.records import remedy_of
 from partita.observations.text_format import families, human_bytes, listing, name_some, plural, tally
 from partita.package.contract import State
 from partita.package.folder import AdapterRecord
 from partita.package.records import ForeignRecord
-from partita.partition_reports.groups import grouped
 from partita.partition_reports.render.show import Views
 from partita.partition_reports.sections.model import (
     Block,
@@ -27,7 +27,6 @@ from partita.partition_reports.sections.model import (
     Section,
     Table,
     fields_of,
-    numbers,
     pairs,
     table,
     table_of,
@@ -80,9 +79,7 @@ def _findings(found: Inspection) -> Iterator[Line]:
     """Problems, with remedies."""
     for finding in found.findings:
         yield Line(finding.problem, tone="bad")
-        remedy = remedy_of(finding.remedies)
-        if remedy is not None:
-            yield Line(str(remedy), "remedy")
+        yield Line(str(remedy_of(finding.remedies) or ""), "remedy")
 
 
 def _graph(graph: GraphFacts) -> Section:
@@ -98,9 +95,8 @@ def _graph(graph: GraphFacts) -> Section:
     ]
     heads = ("input or output", "role", "type", "shape")
     shown = table("Inputs and outputs", heads, ports, obvious=True, most=ROWS)
-    return Section(
-        f"graph-{graph.file}", f"Graph {graph.file}", (pairs("Graph", [*rows, *graph.metadata.items()]), shown)
-    )
+    facts = pairs("Graph", [*rows, *graph.metadata.items()])
+    return Section(f"graph-{graph.file}", f"Graph {graph.file}", (facts, shown))
 
 
 def _contract(found: Inspection) -> tuple[Block, ...]:
@@ -137,9 +133,9 @@ def _modules(modules: Sequence[ModulePrecision]) -> Table:
             also = f" (also {name_some(list(families(shared)), 3)})" if shared else ""
             parameters, size = (sum(getattr(each, field) for each in members) for field in ("parameters", "size_bytes"))
             name = f"{family or '(no module)'}{also}"
-            rows.append((name, how, f"{len(members):,}", f"{parameters:,}", human_bytes(size)))
-    heads = ("module", "stored as", *numbers("modules", "weights", "bytes"))
-    return table("Precision by module", heads, rows, obvious=True, most=ROWS)
+            row: dict[str, object] = {"module": name, "stored_as": how, "modules": len(members)}
+            rows.append(row | {"weights": parameters, "bytes": size})
+    return table_of("Precision by module", rows, most=ROWS)
 
 
 def _adapters(found: Inspection) -> Iterator[tuple[str, str]]:

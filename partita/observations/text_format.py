@@ -7,6 +7,8 @@ import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 
+from partita.observations.grouping import grouped
+
 NOT_KNOWN = "-"
 BINARY_UNITS = ("KiB", "MiB", "GiB", "TiB")
 DIGITS = re.compile(r"([0-9]+)")
@@ -69,19 +71,18 @@ def nats(value: float, digits: int = 4) -> str:
     return f"{value:.{digits}f}" if value == 0 or value >= 10**-digits else f"{value:.1e}"
 
 
-SMALLEST_SHARE = 0.0005
-"""Smaller shares would be rounded to 0 %."""
 SUM_TOLERANCE = 1e-9
 """Tolerance for sums of shares."""
 
 
-def percent(part: float | None) -> str:
+def percent(part: float | None, digits: int = 1) -> str:
     """`44.5 %`; `-` if unknown. Only exact values give 0 % and 100 %."""
     if part is None:
         return NOT_KNOWN
-    if SUM_TOLERANCE < part < SMALLEST_SHARE:
-        return "under 0.1 %"
-    return "over 99.9 %" if 1 - SMALLEST_SHARE <= part < 1 - SUM_TOLERANCE else f"{100 * part:.1f} %"
+    unit = 10.0**-digits
+    if SUM_TOLERANCE < part < unit / 200:
+        return f"under {unit:g} %"
+    return f"over {100 - unit:g} %" if 1 - unit / 200 <= part < 1 - SUM_TOLERANCE else f"{100 * part:.{digits}f} %"
 
 
 def listing(parts: Iterable[str]) -> str:
@@ -116,9 +117,7 @@ def families(names: Iterable[str]) -> dict[str, list[str]]:
 
     `*` replaces numbers if several of them vary or one has many gaps.
     """
-    alike: dict[str, list[str]] = {}
-    for name in dict.fromkeys(names):
-        alike.setdefault(DIGITS.sub("0", name), []).append(name)
+    alike = grouped(dict.fromkeys(names), lambda name: DIGITS.sub("0", name))
     return {_family(members): members for members in alike.values()}
 
 

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from partita.diagnosis.graphs import COMPILED
 from partita.diagnosis.records import Fallback, FallbackCost
 from partita.diagnosis.session_index import SessionIndex
 from partita.observations.facts import RunFacts, RunWindow, SessionFacts, SpeculationFact, StepFact
+from partita.observations.grouping import grouped
 from partita.observations.records import ChainEntry, PhaseName
 from partita.observations.text_format import percent, plural
-from partita.partition_reports.groups import grouped, provider_of, share_of, total_us
+from partita.partition_reports.groups import provider_of, share_of, total_us
 from partita.partition_reports.phase_records import Copy, NodePlacement, Partition, Phase, PhaseCost, StepTimes
 from partita.partition_reports.records import Speculation
 
@@ -78,7 +79,7 @@ def waiting_us(copies: Iterable[Copy]) -> float | None:
     return None if None in times else float(sum(filter(None, times)))
 
 
-def with_costs(fallbacks: Iterable[Fallback], phase: Phase, preferred: ChainEntry) -> tuple[Fallback, ...]:
+def with_costs(fallbacks: Iterable[Fallback], phase: Phase, preferred: ChainEntry) -> Iterator[Fallback]:
     """The fallbacks of a phase with their cost per run; nodes in control-flow subgraphs have no cost."""
     # A node in a control-flow subgraph may have the name of a plan node on another provider.
     nodes = {(node.name, provider_of(node)): node for node in phase.nodes}
@@ -87,11 +88,10 @@ def with_costs(fallbacks: Iterable[Fallback], phase: Phase, preferred: ChainEntr
     for copy in phase.copies:
         for name in copy.caused_by:
             copies[name].append(copy)
-    found = []
     for entry in fallbacks:
         node = nodes.get((entry.node, entry.provider))
         if node is None:
-            found.append(entry)
+            yield entry
             continue
         caused = copies[entry.node]
         part = share_of(node.host_us_per_run, whole)
@@ -105,8 +105,7 @@ def with_costs(fallbacks: Iterable[Fallback], phase: Phase, preferred: ChainEntr
             harmless=harmless,
             harmless_reason=reason,
         )
-        found.append(entry.model_copy(update={"cost": cost}))
-    return tuple(found)
+        yield entry.model_copy(update={"cost": cost})
 
 
 def _judge(caused: Sequence[Copy], part: float | None, phase: Phase, preferred: ChainEntry) -> tuple[bool | None, str]:
@@ -131,13 +130,6 @@ def _judge(caused: Sequence[Copy], part: float | None, phase: Phase, preferred: 
     if phase.subgraphs is not None and phase.subgraphs.may_have_more_copies:
         return None, f"it takes {taken}; ONNX Runtime does not report the copies for control-flow subgraphs"
     return True, f"it causes no copy and takes {taken}"
-
-
-def whole_percent(part: float) -> str:
-    """`71 %`; only exact values give 0 % and 100 %."""
-    if 0.995 <= part < 1:
-        return "over 99 %"
-    return "under 1 %" if 0 < part < 0.005 else f"{100 * part:.0f} %"
 
 
 # Times of nodes and steps

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
 
 from partita.diagnosis import naming
 from partita.diagnosis.graphs import MEMCPY_OPS
 from partita.diagnosis.session_index import SessionIndex
+from partita.observations.grouping import grouped
 from partita.observations.names import UNKNOWN
 from partita.partition_reports.phase_records import (
     FileNode,
@@ -26,16 +26,6 @@ SEVERAL_LAYERS, SEVERAL_MODULES = "several layers", "several modules"
 ORDER = {BEFORE: 0, WHOLE: 0, BETWEEN: 2, AFTER: 3}
 LAYER = "layer "
 Key = Callable[[Node], str]
-Item = TypeVar("Item")
-GroupKey = TypeVar("GroupKey")
-
-
-def grouped(items: Iterable[Item], key: Callable[[Item], GroupKey]) -> dict[GroupKey, list[Item]]:
-    """Key -> its items, in their order."""
-    found: dict[GroupKey, list[Item]] = {}
-    for item in items:
-        found.setdefault(key(item), []).append(item)
-    return found
 
 
 def provider_of(node: Node) -> str:

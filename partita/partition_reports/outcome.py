@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Sequence
 
 from partita.diagnosis.records import Fallback
+from partita.observations.grouping import grouped
 from partita.observations.names import UNKNOWN
 from partita.observations.native_text import cut
-from partita.observations.text_format import human_bytes, in_phases, listing, plural, short_provider
-from partita.partition_reports.cost import whole_percent
-from partita.partition_reports.groups import grouped, is_memcpy, provider_of, share_of, total_us
+from partita.observations.text_format import human_bytes, in_phases, listing, percent, plural, short_provider
+from partita.partition_reports.groups import is_memcpy, provider_of, share_of, total_us
 from partita.partition_reports.phase_records import FileNode, Phase
 from partita.partition_reports.records import Cache, PhaseSummary, Report, StateName, Summary
 
@@ -23,9 +23,7 @@ FallbackKey = tuple[str, str, str]
 
 
 def state_name(report: Report) -> StateName:
-    """Share of nodes on the preferred provider: all, nearly (all but harmless fallbacks), partly, none; or refused,
-    empty (no nodes to run), nothing (no known nodes), failed (run failed).
-    """
+    """The state of a run; see `Summary.state`."""
     if report.failure_text is not None:
         return "failed"
     phases = report.used_phases
@@ -183,12 +181,12 @@ def _time_text(report: Report) -> str:
     providers = dict.fromkeys(short_provider(provider_of(node)) for node in fallbacks)
     nodes = f"{plural(count, 'node')} on {listing(providers)}"
     if copies >= max(on_fallback, HEADLINE_SHARE):
-        return f"{whole_percent(copies)} {of_phase} is in copies, which wait for the device"
+        return f"{percent(copies, 0)} {of_phase} is in copies, which wait for the device"
     if on_fallback >= HEADLINE_SHARE:
-        return f"{whole_percent(on_fallback)} {of_phase} is in {nodes}"
+        return f"{percent(on_fallback, 0)} {of_phase} is in {nodes}"
     parts = [*([nodes] if count else []), *(["copies"] if copies else [])]
     take = "takes" if parts == [nodes] and count == 1 else "take"
-    share = whole_percent(copies + on_fallback)
+    share = percent(copies + on_fallback, 0)
     return f"Partly on {short_provider(preferred)}: {listing(parts)} {take} {share} {of_phase}"
 
 

@@ -127,11 +127,6 @@ class Speculation(Record):
     draft tokens and with the same number of rows; null without draft tokens, or without these steps.
     """
 
-    @property
-    def rows(self) -> int:
-        """Sum of active rows over all steps: new tokens without accepted draft tokens."""
-        return self.tokens - self.accepted
-
 
 class RejectedPart(Record):
     """The smallest part of a graph that the preferred provider rejects, found by bisection."""
@@ -412,12 +407,7 @@ class Report(Record):
         return "runs" in self.interruptions or (self.totals is not None and self.totals.finish_reason == "interrupted")
 
     @property
-    def cache_status(self) -> CacheStatus:
-        """Status of the cache."""
-        return "no_cache" if self.cache is None else self.cache.status
-
-    @property
     def cache_in_place(self) -> bool | None:
         """Whether the cache stayed in place; None without a cache, or if not observed."""
-        status = self.cache_status
+        status = "no_cache" if self.cache is None else self.cache.status
         return None if status in ("no_cache", "not_checked") else status == "in_place"

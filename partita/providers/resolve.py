@@ -285,11 +285,8 @@ def explain(provider: Provider, lines: Iterable[str]) -> Failure:
             if match := re.search(pattern.pattern, line):
                 reason = (match.groupdict().get("why") or line).strip(" .") or line
                 return failure(provider, pattern.reason, reason)
-    return failure(
-        provider,
-        "initialisation_failed",
-        messages[0] if messages else "ONNX Runtime did not start it and gave no reason",
-    )
+    first = next(iter(messages), "ONNX Runtime did not start it and gave no reason")
+    return failure(provider, "initialisation_failed", first)
 
 
 def failure(provider: Provider, reason: ReasonCode, evidence: str) -> Failure:

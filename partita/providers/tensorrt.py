@@ -4,9 +4,11 @@ It compiles subgraphs for minutes, so it is not in the default chain. Options: t
 1.31.1 and TensorrtExecutionProviderInfo.
 """
 
+from dataclasses import replace
+
 from partita.observations.patterns import LogPattern
 from partita.providers.base import Provider
-from partita.providers.cuda import DRIVER, NO_GPU
+from partita.providers.cuda import DRIVER, NO_GPU, WHEELS
 from partita.remedies import Remedy
 
 TENSORRT = Remedy("install TensorRT 10 for CUDA 13 and add the folder of its libraries to LD_LIBRARY_PATH")
@@ -25,11 +27,7 @@ PROVIDER = Provider(
         LogPattern("subgraph_rejected", r"(?P<why>\[TensorRT EP\] No graph will run on TensorRT execution provider)"),
     ),
     remedies={
-        "library_missing": Remedy(
-            "install TensorRT 10 for CUDA 13 and add the folder of its libraries to LD_LIBRARY_PATH, and get CUDA 13 "
-            "and cuDNN 9 as Python packages",
-            ("pip", "install", "onnxruntime-gpu[cuda,cudnn]"),
-        ),
+        "library_missing": replace(WHEELS, text=f"{TENSORRT.text}, and {WHEELS.text}"),
         "device_missing": NO_GPU,
         "version_mismatch": TENSORRT,
         "initialisation_failed": Remedy("try CUDA, which needs no TensorRT", options=("--provider", "cuda")),

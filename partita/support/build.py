@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import get_args
 
 from partita import dtypes
-from partita.partition_reports.groups import grouped
+from partita.observations.grouping import grouped
 from partita.support.records import (
     Assignments,
     Condition,
@@ -145,16 +145,11 @@ def deciding_factors(
     open_forms = set(range(len(unsupported)))
     found: list[Condition] = []
     while True:
-        forms_of: dict[str, set[int]] = {}
-        for number in sorted(open_forms):
-            for factor in sorted(unsupported[number] - harmless):
-                forms_of.setdefault(factor, set()).add(number)
+        factors = frozenset[str]().union(*(unsupported[number] for number in open_forms)) - harmless
         # Factors of exactly the same forms are not separable.
-        groups: dict[frozenset[int], list[str]] = {}
-        for factor, forms in forms_of.items():
-            groups.setdefault(frozenset(forms), []).append(factor)
+        groups = grouped(factors, lambda factor: frozenset(n for n in open_forms if factor in unsupported[n]))
         if not groups:
             return tuple(found), len(open_forms)
         covered = max(groups, key=lambda forms: (len(forms), [-number for number in sorted(forms)]))
         found.append(Condition(factors=tuple(sorted(groups[covered])), forms=len(covered)))
-        open_forms -= covered
+        open_forms.difference_update(covered)

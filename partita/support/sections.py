@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from partita.observations.grouping import grouped
 from partita.observations.text_format import decimals, plural
-from partita.partition_reports.groups import grouped
 from partita.partition_reports.render.show import Views
 from partita.partition_reports.sections.model import (
     Block,
@@ -130,8 +130,7 @@ def _blocks(entries: Sequence[OperatorEntry], *, whole: bool) -> Iterator[Block]
             yield from (Line(message.text, name, "quiet") for message in version.messages)
         return
     yield _version_table("The newest version of each operator", [(entry, entry.newest) for entry in entries])
-    if older:
-        yield Group(f"Older versions ({len(older)})", (_version_table("Older versions", older),), folded=True)
+    yield Group(f"Older versions ({len(older)})", (_version_table("Older versions", older),), folded=True)
 
 
 def _version_table(caption: str, rows: Sequence[tuple[OperatorEntry, VersionEntry]]) -> Table:
@@ -222,14 +221,13 @@ def _described(types: Assignments, rows: Sequence[Row]) -> str:
         own = zip(types.variables, rows[0], strict=True) if rows else ()
         return ", ".join(kind for name, kind in own if kind and not is_fixed(name)) or "yes"
     cut = list(dict.fromkeys(tuple(row[at] for at in moving) for row in rows))
-    if len(moving) == 1:
-        return ", ".join(row[0] for row in cut)
     names = [types.variables[at] for at in moving]
     columns = [list(dict.fromkeys(row[at] for row in cut)) for at in range(len(moving))]
     everything = {tuple(row[at] for at in moving) for row in _valid(types)}
     inside = sum(all(row[at] in columns[at] for at in range(len(moving))) for row in everything)
     if inside == len(cut):
-        return "; ".join(f"{name}: {', '.join(column)}" for name, column in zip(names, columns, strict=True))
+        heads = [f"{name}: " for name in names] if len(names) > 1 else [""]
+        return "; ".join(f"{head}{', '.join(column)}" for head, column in zip(heads, columns, strict=True))
     if all(len(set(row)) == 1 for row in cut):
         return f"{' = '.join(names)}: {', '.join(row[0] for row in cut)}"
     if len(moving) == 2:

@@ -30,7 +30,7 @@ from partita.partition_reports.phase_records import Phase
 from partita.partition_reports.records import DryRunFacts, Report, Request
 from partita.partition_reports.render.show import load_view
 from partita.partition_reports.sections.model import Line, Section
-from partita.partition_reports.sections.report import document, opening
+from partita.partition_reports.sections.report import document
 
 CPU = "CPUExecutionProvider"
 GPU = "WebGpuExecutionProvider"
@@ -128,7 +128,7 @@ def shown(report: Report, view: str = "text") -> str:
 
 def top(report: Report) -> dict[str, str]:
     """Label -> text of the sentences at the top of every view."""
-    return {block.label: block.text for block in opening(report) if isinstance(block, Line)}
+    return {block.label: block.text for block in document(report).opening if isinstance(block, Line)}
 
 
 def section_of(report: Report, key: str) -> Section | None:

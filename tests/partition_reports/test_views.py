@@ -128,9 +128,7 @@ def test_headline_and_opening_are_the_same_in_every_view(shown: Shown) -> None:
 
 
 def test_blocks_without_content_are_omitted() -> None:
-    part = Section(
-        "", "", (Table("", (), ()), Line(""), Group("", ()), Group("", (Line("b"),), folded=True), Line("a"))
-    )
+    part = Section("", "", (Table("", (), ()), Line(""), Group("", ()), Group("", (Line("b"),), "", True), Line("a")))
     assert len(part.blocks) == 2 and shown_blocks([*part.blocks, LayerMap("", "", (), (), ())]) == [Line("a")]
 
 

@@ -11,6 +11,7 @@ from partita.diagnosis.records import Fallback, FallbackCost, KernelPath, Skippe
 from partita.diagnosis.steps import Action, Situation, each, steps_for
 from partita.observations.codes import PROVIDER_CODES
 from partita.observations.facts import AS_IS
+from partita.observations.grouping import grouped
 from partita.observations.names import UNKNOWN
 from partita.observations.records import ChainEntry
 from partita.observations.text_format import (
@@ -24,7 +25,7 @@ from partita.observations.text_format import (
     tally,
 )
 from partita.partition_reports.cost import waiting_us
-from partita.partition_reports.groups import grouped, share_of, total_us
+from partita.partition_reports.groups import share_of, total_us
 from partita.partition_reports.outcome import counted_rows, key_of
 from partita.partition_reports.records import Report
 from partita.partition_reports.sections.model import (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from partita.observations.grouping import grouped
 from partita.observations.text_format import (
     NOT_KNOWN,
     families,
@@ -16,7 +17,6 @@ from partita.observations.text_format import (
     short_provider,
 )
 from partita.partition_reports.cost import total_bytes, waiting_us
-from partita.partition_reports.groups import grouped
 from partita.partition_reports.outcome import cache_text
 from partita.partition_reports.phase_records import TOO_FEW, Copy, Phase, PhaseCost
 from partita.partition_reports.records import Report

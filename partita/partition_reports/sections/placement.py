@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from partita.diagnosis.graphs import COMPILED
 from partita.diagnosis.records import Fallback
+from partita.observations.grouping import grouped
 from partita.observations.names import UNKNOWN
 from partita.observations.text_format import decimals, in_phases, listing, name_some, plural, short_provider, tally
-from partita.partition_reports.groups import grouped, layer_key, layer_order, op_type_of, positions_in, provider_of
+from partita.partition_reports.groups import layer_key, layer_order, op_type_of, positions_in, provider_of
 from partita.partition_reports.phase_records import FileNode, GroupShare, Node, Phase
 from partita.partition_reports.records import Report
 from partita.partition_reports.sections.model import (

@@ -76,8 +76,7 @@ def opening(report: Report) -> Iterator[Block]:
         yield Line(phases.copies_text(main), "copies")
     if report.cache is not None and report.cache.states:
         yield Line(cache_text(report.cache), "cache")
-    if speeds := [*filter(None, map(_speed, report.phases[::-1]))]:
-        yield Line(", ".join(speeds), "speed")
+    yield Line(", ".join(filter(None, map(_speed, report.phases[::-1]))), "speed")
 
 
 def _more(groups: Sequence[object], noun: str) -> str:
