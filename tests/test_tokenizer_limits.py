@@ -170,19 +170,6 @@ def test_expensive_text_is_rejected_within_time_and_memory_limits(
     assert capfd.readouterr().err == ""
 
 
-def test_padding_setting_of_tokenizer_file_is_ignored(tmp_path):
-    padding = {
-        "strategy": {"Fixed": 10**12},
-        "direction": "Right",
-        "pad_to_multiple_of": None,
-        "pad_id": 0,
-        "pad_type_id": 0,
-        "pad_token": "a",
-    }
-    for kind in ("tokenizers", "transformers"):
-        assert len(load_text(save(tmp_path, {"padding": padding}), kind).encode("hello")) < 10
-
-
 def test_length_limit_of_text_applies_only_when_fits_is_true(tmp_path):
     """A program can count the tokens of a document before truncating it."""
     text = load_text(save(tmp_path, {}), "tokenizers", 16)

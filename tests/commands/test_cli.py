@@ -6,7 +6,6 @@ import io
 import json
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -24,12 +23,6 @@ from tests.conftest import REPOSITORY
 from tests.runtime.handmade_packages import handmade
 
 PROMPT = "return the value of"
-
-
-@pytest.fixture
-def own_package(package: Path, tmp_path: Path) -> Path:
-    """A copy of the package that a test may damage."""
-    return shutil.copytree(package, tmp_path / "package")
 
 
 def fails(capsys: pytest.CaptureFixture[str], code: int, words: str, *arguments: object) -> str:
@@ -109,12 +102,6 @@ def test_generate_prints_text_to_stdout_and_timings_to_stderr(package, capsys) -
     assert answer["timings"]["decode_tokens_per_second"] > 0
 
 
-def test_system_message_applies_chat_template(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    written = f"<|system|>be brief\n<|user|>{PROMPT}\n<|assistant|>"
-    expected, _ = succeeds(capsys, "generate", package, written, "--max-new-tokens", 6)
-    assert succeeds(capsys, "generate", package, PROMPT, "--system", "be brief", "--max-new-tokens", 6)[0] == expected
-
-
 def test_token_ids_need_no_tokenizer(tiny_checkpoint, exported, capsys):
     package = exported(tiny_checkpoint("llama", tokenizer=False))
     out, _ = succeeds(capsys, "generate", package, "1, 5 9", "--token-ids", "--max-new-tokens", 4)
@@ -141,9 +128,9 @@ def test_invalid_prompts_are_rejected(package, capsys, monkeypatch):
 # verify
 
 
-def test_verify_mismatch_exits_4(own_package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_mismatch_exits_4(package, own_copy, capsys) -> None:
     """The known answer is replaced, with a matching hash, to simulate a graph whose outputs drifted."""
-    spoil_known_answer(own_package)
+    spoil_known_answer(own_package := own_copy(package))
     assert run(["verify", str(own_package), "--provider", "cpu"]) == 4
     out, err = capsys.readouterr()
     assert "FAILED: outputs differ from the source model's on CPUExecutionProvider" in out and "unverified" not in out
@@ -151,15 +138,13 @@ def test_verify_mismatch_exits_4(own_package: Path, capsys: pytest.CaptureFixtur
     assert err.rstrip().endswith(f"partita drift {own_package} --provider cpu --against original")
 
 
-# report
-
-
 # everything
 
 
-def heed_interrupts() -> None:
-    """Run in a child before its program: a test run in the background of a shell hands on SIGINT as ignored."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+def heed() -> None:
+    """Run in a child before its program: what this run was told to ignore, by nohup for one, ends it all the same."""
+    for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def child_environment() -> dict[str, str]:
@@ -185,7 +170,7 @@ def test_ctrl_c_exits_130_and_writes_report(tiny_checkpoint, exported, tmp_path)
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=child_environment(),
-        preexec_fn=heed_interrupts,
+        preexec_fn=heed,
     )
     assert child.stdout is not None and child.stderr is not None
     first = child.stdout.read(1)
@@ -227,13 +212,13 @@ def test_closed_stdout_exits_0_and_writes_report(package, tmp_path, options, unb
     assert totals["finish_reason"] == "length" or "stdout was closed" in totals["finish_detail"]
 
 
-def test_closed_stdout_keeps_exit_codes_of_other_commands(package: Path, own_package: Path, tmp_path: Path) -> None:
+def test_closed_stdout_keeps_exit_codes_of_other_commands(package, own_copy, tmp_path) -> None:
     report = tmp_path / "r.json"
     into_closed_pipe("generate", package, PROMPT, "--report", report)
     for words in (["report", "show", report], ["--help"]):
         assert into_closed_pipe(*words).returncode == 0, words
-    spoil_known_answer(own_package)
-    done = into_closed_pipe("verify", own_package)
+    spoil_known_answer(spoilt := own_copy(package))
+    done = into_closed_pipe("verify", spoilt)
     assert done.returncode == 4, "a closed pipe hid that the package is wrong"
 
 

@@ -89,23 +89,6 @@ def test_unwritable_stderr_does_not_fail_generate(package, redirection) -> None:
     assert done.returncode == 0 and len(json.loads(done.stdout)["rows"][0]["tokens"]) == 4
 
 
-def test_closed_streams_are_opened_on_null_device() -> None:
-    """Otherwise the next opened file would receive the output of native code."""
-    program = """
-import os
-from partita import process
-process.open_null_device()
-assert os.open(os.devnull, os.O_RDONLY) > 2
-assert all(map(os.get_inheritable, range(3)))
-assert os.read(0, 1) == b""
-os.write(1, b"x")
-os.write(2, b"x")
-os._exit(7)
-"""
-    command = f"exec {shlex.quote(sys.executable)} -c {shlex.quote(program)} <&- >&- 2>&-"
-    assert subprocess.run(["bash", "-c", command], cwd=REPOSITORY, check=False).returncode == 7
-
-
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The smallest ONNX model that can be inspected."""

@@ -18,7 +18,7 @@ from onnx import parser
 
 import partita
 from partita.cli import run
-from tests.commands.test_cli import heed_interrupts
+from tests.commands.test_cli import heed
 from tests.conftest import REPOSITORY
 
 SECONDS = 300
@@ -41,7 +41,7 @@ def interrupt(command: list[str], variables: dict[str, str], begun: Callable[[],
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": str(REPOSITORY), **variables},
-        preexec_fn=heed_interrupts,
+        preexec_fn=heed,
     )
     deadline = time.monotonic() + SECONDS
     while not begun() and child.poll() is None and time.monotonic() < deadline:

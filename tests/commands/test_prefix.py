@@ -19,7 +19,7 @@ from partita.runtime.generate.prefix_file import read_content
 from partita.runtime.generate.prefixes import LEAST_TOKENS
 from tests.commands.test_chat import piped
 from tests.conftest import Exported, TinyCheckpoint
-from tests.drafts import always_draft
+from tests.library.engine.test_speculation import always_draft
 from tests.runtime.handmade_packages import VOCAB, handmade, known_tokens
 
 BEGIN, REST, SYSTEM = "return the value of the", " item in the list", "return the item"

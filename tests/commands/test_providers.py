@@ -171,12 +171,6 @@ def test_duplicate_onnx_runtime_wheels_are_a_finding(tmp_path):
     assert finding["remedies"][0]["command"][:4] == ["pip", "uninstall", "--yes", "onnxruntime"]
 
 
-def test_installed_onnx_runtime_wheel_is_listed_once():
-    assert len(runtime_wheels()) == 1
-    assert owns_runtime("onnxruntime/__init__.py,sha256=x,1\n")
-    assert not owns_runtime("my/onnxruntime/__init__.py,sha256=x,1\n")
-
-
 A = (Wheel("onnxruntime", "1.31.1", "/a"),)
 FINDINGS: list[Any] = [
     ((), {"onnxruntime-qnn": "2.7.0"}, None, "not_in_build", "onnxruntime-qnn 2.7.0 needs ONNX Runtime"),

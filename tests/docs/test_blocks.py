@@ -30,8 +30,8 @@ GENERATED = {"docs/reasons.md": "tools/published.py", "docs/models.md": "tests/e
 """Pages that are written from code, and the module that names them: its test compares what it writes."""
 RUN_AS_PYTHON = {
     "docs/batches.md": "tests/library/batches/test_cluster.py",
-    "docs/python.md": "tests/library/test_python_page.py",
-    "README.md": "tests/library/test_python_page.py",
+    "docs/python.md": "tests/test_examples.py",
+    "README.md": "tests/test_examples.py",
 }
 """Pages whose Python is run, and the test that runs it."""
 BLOCKS = all_blocks()

@@ -84,16 +84,6 @@ def test_generate_accepts_an_adapter_per_prompt(tmp_path: Path, shapes: str) -> 
             model.generate(prompts, adapter=["loud", None])
 
 
-def test_mixed_adapters_work_when_rows_share_an_adapter_input(tmp_path: Path) -> None:
-    folder = handmade(tmp_path / "p", batch=2, adapters=RANKS, apart=False)
-    prompts = [SYSTEM, SYSTEM]
-    with partita.load(folder, providers="cpu", threads=1) as model:
-        each = model.generate(prompts, max_new_tokens=3, adapter=["loud", None]).tokens
-        assert each == (known(SYSTEM, "loud", 3), known(SYSTEM, None, 3))
-        both = model.generate(prompts, max_new_tokens=3, adapter=["loud", "loud"]).run().tokens
-        assert both == (known(SYSTEM, "loud", 3),) * 2
-
-
 def test_prefix_requires_the_adapter_it_was_saved_with(tmp_path: Path) -> None:
     folder = handmade(tmp_path / "p", batch=2, states=("key",), adapters=RANKS)
     file, prompts = tmp_path / "prefix", [(9, 4), (2,)]

@@ -134,26 +134,3 @@ def test_message_without_response_is_removed(talk):
     conversation.ask("7 8").cancel()
     assert conversation.finish().result.tokens == ()
     assert conversation.messages == [{"role": "system", "content": SYSTEM}]
-
-
-def test_ctrl_c_before_row_assignment_allows_next_turn(talk, monkeypatch):
-    conversation = talk(("key",))
-    join = GenerationLoop.add_request
-
-    def pressed(*_: Any) -> int:
-        monkeypatch.setattr(GenerationLoop, "add_request", join)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(GenerationLoop, "add_request", pressed)
-    conversation.ask("7 8")
-    with pytest.raises(KeyboardInterrupt):
-        conversation.finish()
-    assert [message["role"] for message in conversation.messages] == ["system"]
-    wanted = conversation._text.encode_messages([*conversation.messages, {"role": "user", "content": "9"}])
-    assert turn(conversation, "9") == known_tokens(wanted, 3, ("key",))
-
-
-def test_conversation_uses_given_seed(talk):
-    conversation = talk(("key",))
-    conversation._sampling = Sampling(temperature=1.0, seed=2**40 + 5, max_new_tokens=2)
-    assert conversation.ask("7").work.sampling.seed == 2**40 + 5

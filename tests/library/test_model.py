@@ -96,13 +96,6 @@ def test_chat_renders_messages_with_template(model):
     )
 
 
-def test_model_attributes_describe_package_and_chain(model, package):
-    assert model.providers == ("CPUExecutionProvider",) and model.chain[0].status == "active"
-    assert (model.batch_size, model.max_length, model.folder) == (1, 64, package)
-    assert model.vocab_size == model.manifest.graph.vocab_size and model.load_seconds > 0
-    assert "CPUExecutionProvider" in repr(model)
-
-
 def test_mismatch_with_reference_logits_raises_verification_error(package, own_copy):
     folder = own_copy(package)
     spoil_known_answer(folder)
@@ -132,31 +125,6 @@ def test_ctrl_c_ends_only_current_generation(model, monkeypatch):
 
 def press_ctrl_c(*_: object, **__: object) -> None:
     raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize("done", [1, 2, 3], ids=lambda steps: f"after {steps}")
-def test_interrupted_run_is_not_counted_in_next_generation(model, monkeypatch, done):
-    """Native code is not interrupted: the run is in the profile when Ctrl-C arrives."""
-    run = Binding.run
-
-    def run_then_interrupt(binding):
-        run(binding)
-        raise KeyboardInterrupt
-
-    generation = model.generate(PROMPT, max_new_tokens=N, stop_token_ids=())
-    for _ in range(done - 1):
-        next(generation)
-    with monkeypatch.context() as patch:
-        patch.setattr(Binding, "run", run_then_interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            next(generation)
-    model.generate(list(range(40)), max_new_tokens=N, stop_token_ids=()).run()
-    report = model.report()
-    assert [phase.observed_runs for phase in report.phases] == [1, done - 1]
-    tokens_per_run = [phase.cost.tokens_per_run for phase in report.phases]
-    assert tokens_per_run == [len(PROMPT), None if done == 1 else 1]
-    assert not any(step.observed for step in model.engine.runner.recorder.steps)
-    assert all(check.passed for check in report.checks)
 
 
 def test_partita_profiles_variable_saves_onnx_runtime_profiles(package, tmp_path, monkeypatch):
@@ -194,15 +162,6 @@ def test_abandoned_generation_is_reported_as_interrupted(model):
     assert (report.totals.finish_reason, report.totals.new_tokens) == ("interrupted", 3)
     assert tokens(model) == expected
     assert model.report().totals.finish_reason == "length"
-
-
-def test_ctrl_c_during_probes_propagates_and_report_without_probes_works(model, monkeypatch):
-    monkeypatch.setattr("partita.library.engine.local.probe_package", interrupted_experiments)
-    tokens(model)
-    with pytest.raises(KeyboardInterrupt):
-        model.report()
-    monkeypatch.undo()
-    assert model.report(probe_seconds=0).totals.finish_reason == "length"
 
 
 def interrupted_experiments(facts, chain, *_: object):
@@ -530,21 +489,6 @@ def test_relative_package_paths_survive_chdir(package, own_copy, monkeypatch, tm
         assert (ended.tokens[0], ended.finish_reason) == (first[:3], "stop")
         guessed = model.generate(PROMPT, max_new_tokens=N, draft=os.path.relpath(folder)).run()
         assert guessed.tokens == ended.tokens
-
-
-def test_tokenizer_exception_becomes_generation_error(model, monkeypatch):
-    generation = model.generate(PROMPT, max_new_tokens=N, stop_token_ids=())
-    next(generation)
-    before = generation.tokens
-
-    def fails(*args, **named):
-        raise IndexError("no such piece")
-
-    monkeypatch.setattr("partita.runtime.generate.text.tokens.TextStream.push", fails)
-    with pytest.raises(partita.GenerationError, match="cannot be decoded: IndexError: no such piece"):
-        generation.run()
-    assert generation.finished and generation.tokens == before and generation.finish_reason == "error"
-    assert list(generation) == []
 
 
 # What a run over a file goes on with: only with what gives the same answers, in folders of other exporters too

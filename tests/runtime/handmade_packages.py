@@ -87,6 +87,14 @@ def known_tokens(
     return text[len(prompt) :]
 
 
+def adding(tokens: list[int], count: int) -> list[int]:
+    """Tokens that follow, each the sum of all before it modulo VOCAB, as in decoders of tests/foreign."""
+    text = list(tokens)
+    for _ in range(count):
+        text.append(sum(text) % VOCAB)
+    return text[len(tokens) :]
+
+
 class Drawing:
     """Nodes and constants of a graph that is being put together; every method gives the name of its result."""
 

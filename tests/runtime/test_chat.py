@@ -118,14 +118,6 @@ def test_too_long_rendered_conversation_raises_too_long_error(package_copy, monk
             text.encode_messages(conversation(said))
 
 
-def test_forked_process_has_its_own_render_process(package_copy):
-    """Two processes that share a pipe would read the responses of each other."""
-    text = load_text(package_copy())
-    text.encode_messages(conversation("Hello"))
-    mine = chat_templates.renderer(os.getpid())
-    assert mine.worker is not None and chat_templates.renderer(os.getpid() + 1).worker is None
-
-
 def test_plain_template_matches_transformers_without_loading_it(package_copy, monkeypatch):
     folder = package_copy()
     (folder / "chat_template.jinja").write_text(STRINGS + "{{ bos_token }}")
@@ -138,19 +130,3 @@ def test_plain_template_matches_transformers_without_loading_it(package_copy, mo
         patch.setattr("partita.runtime.generate.text.tokens.load_full", None)
         text = load_text(folder, "tokenizers")
         assert text.encode_messages(conversation("Hello")) == expected
-
-
-@pytest.mark.parametrize(
-    "changed", [{"tokenizer_class": "LlamaTokenizer"}, {"bos_token": 5}, {"eos_token": {"text": "</s>"}}]
-)
-def test_plain_template_is_none_for_unsupported_tokenizer_config(package_copy, changed):
-    folder = package_copy()
-    (folder / "chat_template.jinja").write_text(STRINGS)
-    file = folder / "tokenizer_config.json"
-    raw = json.loads(file.read_text())
-    assert chat_templates.plain_template(folder) is not None
-    file.write_text(json.dumps(raw | changed))
-    assert chat_templates.plain_template(folder) is None
-    file.write_text(json.dumps(raw))
-    (folder / "special_tokens_map.json").write_text("{}")
-    assert chat_templates.plain_template(folder) is None

@@ -196,13 +196,6 @@ def test_naive_attention_is_chosen_only_where_it_is_faster(change, threads, avx5
     assert choice.path == path and why in f"{choice.reason}: {choice.detail}"
 
 
-def test_score_matrix_above_memory_limit_selects_flash():
-    length = MOST_SCRATCH // (4 * 8 * 512)
-    fits, exceeds = (choose(replace(ATTENTION, length=each), 1, avx512=True) for each in (length, length + 1))
-    assert fits is not None and fits.path == "naive"
-    assert exceeds is not None and (exceeds.path, exceeds.reason) == ("flash", "memory")
-
-
 def graph(*, kind: int = TensorProto.FLOAT, past: tuple[int | str, ...] = (1, 2, 1024, 64), sink: bool = False, **more):
     """A graph with one node."""
     names = ["query", "key", "value", "past_key", "past_value", "last", "total"]
@@ -222,15 +215,6 @@ def test_attention_with_two_paths_is_found_with_parameters():
     alone = attention_path(found, 1)
     assert alone is not None and alone == replace(found, tokens=1)
     assert choose(alone, 1, avx512=True) is None, "a token takes about as long on both paths"
-
-
-@pytest.mark.parametrize(
-    "other",
-    [{"kind": TensorProto.FLOAT16}, {"past": (1, 2, "length", 64)}, {"softcap": 30.0}, {"sink": True}],
-    ids=str,
-)
-def test_attention_with_single_path_is_not_found(other):
-    assert find_attention(graph(**other)) is None
 
 
 @pytest.fixture(autouse=True)
@@ -345,21 +329,6 @@ def test_integer_matmul_is_exact_for_every_weight_form(monkeypatch, tmp_path, un
 # Huge pages
 
 linux = pytest.mark.skipif(not cpu_settings.huge_pages_available(), reason="no huge pages on this system")
-
-
-@pytest.mark.parametrize(
-    ("before", "now", "new"),
-    [
-        ([], [(0, 4)], [(0, 4)]),
-        ([(0, 4)], [(0, 4)], []),
-        ([(2, 4)], [(0, 8)], [(0, 2), (4, 8)]),  # grown on both sides
-        ([(0, 2), (6, 8)], [(0, 8)], [(2, 6)]),  # two have become one
-        ([(0, 4)], [(2, 3)], []),  # some was given back
-        ([(0, 4)], [(3, 6), (8, 9)], [(4, 6), (8, 9)]),
-    ],
-)
-def test_memory_of_the_program_gets_no_huge_pages(before, now, new):
-    assert added_ranges(before, now) == new
 
 
 @linux

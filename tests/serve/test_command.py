@@ -22,6 +22,7 @@ import pytest
 
 from partita.cli import run
 from partita.serve.run import bind
+from tests.commands.test_cli import heed
 from tests.conftest import REPOSITORY
 from tests.serve.serving import COMPLETION, LONG, SECONDS, raw, request_bytes, running
 
@@ -49,12 +50,6 @@ class Command:
 def without_key() -> dict[str, str]:
     """The variables of this process without an API key: an empty one is an error."""
     return {name: value for name, value in os.environ.items() if name != "PARTITA_API_KEY"}
-
-
-def heed() -> None:
-    """In the child: signals end it. Who runs the tests in the background has Ctrl-C ignored, and nohup SIGHUP."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
 
 
 @contextmanager

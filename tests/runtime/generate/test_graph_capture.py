@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from partita.errors import ProviderError, UsageError
@@ -18,7 +19,34 @@ from partita.runtime.generate.graph_capture import Recording, check_contract, on
 from partita.runtime.ort.binding import Binding
 from partita.runtime.ort.buffers import Buffer, host_buffer
 from partita.runtime.ort.session import Session
-from tests.runtime.generate.device_memory import OnDevice
+
+
+class OnDevice:
+    """A buffer in memory that only copies reach, as that of a GPU; `copies` counts those to the host."""
+
+    memory = "Device"
+
+    def __init__(self, shape: tuple[int, ...], dtype: str = "float32") -> None:
+        self.dtype, self.held, self.copies = dtype, np.zeros(shape, dtype), 0
+        self.value = SimpleNamespace(shape=lambda: list(shape))
+        self.size_bytes = self.held.nbytes
+
+    def write(self, buffer: Buffer) -> None:
+        self.held[...] = buffer.host
+
+    def copy(self, buffer: Buffer) -> Any:
+        self.copies += 1
+        buffer.host[...] = self.held
+        return buffer.host
+
+    def host_copy(self) -> Buffer:
+        target = host_buffer(self.held.shape, self.dtype)
+        self.copy(target)
+        return target
+
+    def clear(self) -> None:
+        self.held.fill(0)
+
 
 FILE = Path("model.onnx")
 TOKENS = Port(name="ids", role="tokens", shape=(1, "S"), dtype="int64")

@@ -48,32 +48,6 @@ def saved(engine: GenerationLoop, tokens: list[int]):
 
 
 @pytest.mark.parametrize("states", STATES, ids="+".join)
-@pytest.mark.parametrize("shapes", PHASES)
-def test_common_prefix_of_concurrent_rows_is_prefilled_once(opened, states, shapes):
-    """A recurrent state after the prefix does not exist, so these rows prefill their prompts."""
-    engine = GenerationLoop(opened(batch=3, states=states, shapes=shapes), shares=True)
-    rows = [engine.add_request(Request(prompt, greedy, 4)) for prompt in PROMPTS[:3]]
-    found, taken = finish(engine)
-    assert [found[row] for row in rows] == [known_tokens(prompt, 4, states) for prompt in PROMPTS[:3]]
-    assert taken == (1 if states == ("key",) else 3) * len(SYSTEM) + sum(map(len, QUESTIONS[:3])) + 3 * 3
-
-
-@pytest.mark.parametrize("states", STATES, ids="+".join)
-@pytest.mark.parametrize("batch", [1, 2])
-def test_next_turn_prefills_new_tokens_only(opened, states, batch):
-    engine = GenerationLoop(opened(batch=batch, states=states), shares=True)
-    text: list[int] = []
-    for question in ([9, 4, 33], [2], [7, 7]):
-        text += question
-        row = engine.add_request(Request(text, greedy, 3))
-        found, taken = finish(engine)
-        assert found[row] == known_tokens(text, 3, states)
-        assert taken - 2 == len(question) + (len(text) > len(question)), "the last token of an answer was not run"
-        engine.release_row(row)
-        text += found[row]
-
-
-@pytest.mark.parametrize("states", STATES, ids="+".join)
 def test_steps_of_other_rows_do_not_spoil_a_released_row(opened, states):
     """Also with recurrent states, which take in the padding of the others' steps."""
     engine = GenerationLoop(opened(batch=2, states=states, fewer=False), shares=True)
@@ -86,17 +60,6 @@ def test_steps_of_other_rows_do_not_spoil_a_released_row(opened, states):
     turn = [*PROMPTS[0], *known_tokens(PROMPTS[0], 3, states), 5]
     row = engine.add_request(Request(turn, greedy, 3))
     assert finish(engine)[0][row] == known_tokens(turn, 3, states)
-
-
-@pytest.mark.parametrize("states", STATES, ids="+".join)
-def test_row_prefills_its_prompt_if_prefix_source_is_released(opened, states):
-    engine = GenerationLoop(opened(batch=2, states=states), prefill_chunk=5, shares=True)
-    first = engine.add_request(Request(PROMPTS[0], greedy, 4))
-    second = engine.add_request(Request(PROMPTS[1], greedy, 4))
-    assert engine.step() is not None
-    engine.release_row(first)
-    found, _ = finish(engine)
-    assert found[second] == known_tokens(PROMPTS[1], 4, states)
 
 
 @pytest.mark.parametrize("states", STATES, ids="+".join)
@@ -121,15 +84,6 @@ def test_prefix_from_earlier_run_is_copied_and_not_evicted(opened, states, optio
             engine.release_row(row)
 
 
-def test_prefix_for_length_dependent_rope_raises_generation_error(opened):
-    keeps = Prefix(np.array(SYSTEM), {})
-    engine = GenerationLoop(opened(graph="rope", recompute_above=30), shares=True)
-    engine.prefixes.add(keeps)
-    for options in ({"graph": "rope"}, {"graph": "rope", "recompute_above": 10}):
-        with pytest.raises(GenerationError, match="cannot begin with a prefix: the rotary frequencies"):
-            GenerationLoop(opened(**options), shares=True).prefixes.add(keeps)
-
-
 def test_device_rows_are_reused_but_not_copied(opened, monkeypatch):
     runner = opened(batch=2, states=("key",))
     monkeypatch.setattr(type(runner.cache), "on_host", False)
@@ -144,44 +98,7 @@ def test_device_rows_are_reused_but_not_copied(opened, monkeypatch):
     assert found[row] == known_tokens(PROMPTS[2], 3, ("key",)) and taken == len(QUESTIONS[2]) + 2
 
 
-def test_length_dependent_keys_are_not_shared_past_threshold(opened):
-    runner = opened(graph="rope", batch=2, recompute_above=28)
-    for prompts, shared in ((PROMPTS[:2], True), ([PROMPTS[0], [*PROMPTS[1], *range(8)]], False)):
-        engine = GenerationLoop(runner, shares=True)
-        for prompt in prompts:
-            engine.add_request(Request(prompt, greedy, 1))
-        finish(engine)
-        assert bool(engine.prefixes.reused_tokens) is shared
-
-
 # --- a prefix that a row gives out, and another run takes in ---------------------------------------------------------
-
-
-def test_matching_part_of_key_value_prefix_is_copied(opened):
-    """A tokenizer may merge the end of a prefix with the following text."""
-    runner = opened(states=("key",))
-    prefix = saved(GenerationLoop(runner), SYSTEM)
-    engine = GenerationLoop(runner, shares=True)
-    engine.prefixes.add(prefix)
-    prompt = [*SYSTEM[:-2], 8, 9, 10]
-    engine.add_request(Request(prompt, greedy, 4))
-    found, taken = finish(engine)
-    assert found[0] == known_tokens(prompt, 4, ("key",)) and taken == 3 + 3
-    engine.release_row(0)
-    engine.add_request(Request(SYSTEM, greedy, 4))
-    assert finish(engine)[0][0] == known_tokens(SYSTEM, 4, ("key",)), "the last token is read in any case"
-
-
-def test_recurrent_state_is_copied_only_for_full_prefix_match(opened):
-    runner = opened()
-    prefix = saved(GenerationLoop(runner), SYSTEM)
-    engine = GenerationLoop(runner, shares=True)
-    engine.prefixes.add(prefix)
-    for prompt, read in (([*SYSTEM[:-2], 8, 9], len(SYSTEM)), (PROMPTS[0], len(QUESTIONS[0]))):
-        engine.add_request(Request(prompt, greedy, 4))
-        found, taken = finish(engine)
-        assert found[0] == known_tokens(prompt, 4) and taken == read + 3
-        engine.release_row(0)
 
 
 def test_prefix_above_rope_threshold_cannot_be_saved(opened):
@@ -223,13 +140,3 @@ def test_device_rows_are_saved_and_loaded_through_host_memory(dtype, kind):
     store.load_row(0, values)
     before[0, :, :tokens] = before[2, :, :tokens]
     np.testing.assert_array_equal(filled.host, before)
-
-
-def test_prefix_is_not_copied_for_a_different_adapter(opened):
-    runner = opened(batch=1, states=("key",))
-    prefix = saved(GenerationLoop(runner), SYSTEM)
-    engine = GenerationLoop(runner, shares=True)
-    engine.prefixes.add(replace(prefix, adapter="other"))
-    engine.add_request(Request(PROMPTS[0], greedy, 3))
-    _, taken = finish(engine)
-    assert taken == len(PROMPTS[0]) + 2

@@ -74,34 +74,6 @@ def test_past_and_present_share_a_buffer(open_runner, spec):
     assert facts.memory.cache_bytes == runner.contract.cache_bytes
 
 
-def test_state_address_changes_are_counted(open_runner):
-    cache = open_runner().cache
-    home = {state.present: buffer.address() for state, buffer in zip(cache.states, cache.buffers, strict=True)}
-    moved = {**home, cache.states[0].present: 64}
-    for outputs in (home, moved, moved, home):
-        for store in cache.stores:
-            store.record_addresses(outputs)
-    facts = [store.fact() for store in cache.stores]
-    assert (facts[0].same_address, facts[0].address_changes) == (False, 2)
-    assert all(state.same_address for state in facts[1:])
-
-
-def test_step_tokens_and_times_sum_to_run_totals(open_runner):
-    runner = open_runner(observe=True)
-    run(runner, chunk=8)
-    facts = run_facts(runner, notes=["a note"])
-    assert sum(step.tokens for step in facts.steps if step.phase == "prefill") == facts.prompt_tokens == 20
-    assert sum(step.tokens for step in facts.steps if step.phase == "decode") == facts.new_tokens - 1 == 11
-    assert facts.first_token_seconds == pytest.approx(
-        sum(step.seconds + step.overhead_seconds for step in facts.steps if step.phase == "prefill")
-    )
-    assert facts.finish_reason == "length"
-    assert facts.notes == ("a note",)
-    peak, after = facts.memory.peak_rss_bytes, facts.memory.rss_after_load_bytes
-    assert peak is not None and after is not None and peak >= after > 0
-    assert facts.memory.weight_bytes == runner.contract.weight_bytes
-
-
 def test_failed_run_ends_window_and_preserves_earlier_events(open_runner):
     runner = open_runner(observe=True)
     run(runner, take=3)
@@ -114,52 +86,13 @@ def test_failed_run_ends_window_and_preserves_earlier_events(open_runner):
     assert {event.run for event in session.events} == {0, 1, 2}
 
 
-def test_environment_contains_cpu_memory_and_package_versions():
-    here = environment()
-    (wheel,) = here.onnxruntime_wheels
-    assert wheel.name.startswith("onnxruntime") and wheel.version == here.onnxruntime_version
-    assert here.cpu
-    assert here.memory_bytes > 1 << 28
-    assert {"numpy", "onnx", "transformers"} <= set(here.packages)
-
-
 @pytest.mark.parametrize("text", ["", "no json", "{}", '{"streams": 3}', "[]"])
 def test_unparsable_plan_returns_none(text):
     assert parse_plan(text) == (None, None)
     assert parse_plan('{"type":"DeviceBasedPartitioner"}') == ((), None), "of a graph without nodes"
 
 
-def test_parse_profile_returns_runs_and_events():
-    def entry(name, ts, dur, cat="Node", **args):
-        return {"name": name, "ts": ts, "dur": dur, "cat": cat, "args": args}
-
-    node = {"op_name": "Add", "provider": "P", "output_size": "8", "output_type_shape": [{"float": [1, 2]}]}
-    nodes = [entry(f"{name}_kernel_time", ts, 1, **node) for name, ts in (("a", 5), ("b", 22), ("a", 21), ("a", 41))]
-    text = json.dumps([*nodes, *(entry("model_run", ts, 10, "Session") for ts in (20, 40))])
-    events, runs = parse_profile(text, [("prefill", 7)])
-    assert [(w.run, w.phase, w.tokens, w.start_us, w.host_us) for w in runs] == [(0, "prefill", 7, 20, 10)]
-    assert [(e.run, e.order, e.name) for e in events] == [(0, 0, "a"), (0, 1, "b")]
-    assert replace(events[0], run=0).output_shapes == ("float32[1,2]",)
-    assert events[0].output_bytes == 8
-
-
 @pytest.mark.parametrize("text", ["", "no json", "{}", '[{"cat" : "Node"', "[3]"])
 def test_unparsable_profile_is_empty_and_adds_note(text):
     assert parse_profile(text, [("run", 0)]) == ((), ())
     assert len(unread_profile(1, ())) == 1 and unread_profile(0, ()) == ()
-
-
-def test_peak_rss_does_not_decrease_after_free():
-    """Runs in a new process, because the peak of the test process may already be gigabytes."""
-    code = """
-import numpy as np
-from partita.process import peak_rss_bytes
-before = peak_rss_bytes()
-block = np.ones(256 << 20, np.uint8)  # written, so that the pages are really there
-del block
-print(before, peak_rss_bytes(), peak_rss_bytes())
-"""
-    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
-    before, after, later = map(int, done.stdout.split())
-    assert after >= before + (192 << 20)
-    assert later == after

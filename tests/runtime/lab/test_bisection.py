@@ -63,35 +63,8 @@ def test_exhausted_budget_returns_smallest_subgraph_so_far(chain, tries):
     assert found.attempts == tries and found.message == f"{len(found.nodes)} nodes are too many"
 
 
-def test_subgraph_with_unknown_input_type_is_not_tested(cut):
-    """The type between the two nodes is unknown, so only both together are tested."""
-    graph = cut("g (float[4] x) => (float[4] y) {\n  [a] h = own.Mystery(x)\n  [b] y = own.Mystery(h)\n}")
-    found = rejected(graph, lab_of(lambda names: "b" in names))
-    assert found.nodes == ("a", "b") and found.untested == "the type of its input 'h' is unknown"
-
-
-@pytest.mark.parametrize(
-    ("lab", "why"),
-    [
-        (lab_of(lambda _: True, 0), "probing budget exhausted (--probe-seconds)"),
-        (lab_of(lambda _: True, 9, "invalid"), "ONNX Runtime does not accept this model (16 nodes are too many)"),
-        (lab_of(lambda _: False), ""),
-    ],
-)
-def test_search_records_reason_for_untested_subgraphs(chain, lab, why):
-    search = Search(chain, lab)
-    assert find_rejected(search) is None and search.untested == why
-
-
 def test_bisection_finds_every_rejected_part_and_tests_the_rest(chain):
     lab = lab_of(lambda names: "n3" in names or {"n9", "n12"} <= set(names))
     found = rejected(chain, lab)
     assert [part.nodes for part in found.parts] == [("n3",), ("n9", "n12")]
     assert found.rest_opens and sum(part.attempts for part in found.parts) <= len(lab.models)
-
-
-def test_rest_opens_is_false_if_every_node_is_rejected(chain, cut):
-    found = rejected(chain, lab_of(lambda _: True))
-    assert len(found.parts) == MOST_PARTS and not found.rest_opens
-    alone = rejected(cut("g (float[4] x) => (float[4] y) {\n  [only] y = Neg(x)\n}"), lab_of(lambda _: True))
-    assert alone.nodes == ("only",) and not alone.rest_opens

@@ -90,24 +90,6 @@ def probed(facts, chain=(PREFERRED, FALLBACK), seconds=60.0, model=None):
     return probe_run(facts, chain, {"m.onnx": model} if model else {}, {"m.onnx": SIZES}, seconds)
 
 
-def test_identical_nodes_share_a_single_probe(model, scripted):
-    facts, chain = probed(facts_of(model, "bc"), model=model)
-    probes = facts.sessions[0].of(QNN).probes
-    assert set(probes) == {"b", "c"} and probes["b"].variants == probes["c"].variants
-    found = {trial.change for trial in probes["b"].variants if trial.outcome == "supported"}
-    assert "without alpha=2" in found and chain == (PREFERRED, FALLBACK)
-    assert sum("Elu" in tried for tried in scripted.tried) == len(probes["b"].variants)
-
-
-def test_node_supported_alone_is_probed_with_neighbours(model):
-    facts, _ = probed(facts_of(model, "d"), model=model)
-    first, *others = facts.sessions[0].of(QNN).probes["d"].variants
-    assert first.outcome == "supported" and {trial.factor for trial in others} == {NEIGHBOURS}
-    assert [trial.outcome for trial in others][:3] == ["rejected", "failed", "failed"], (
-        "beside the Elu, the Softplus, both"
-    )
-
-
 def test_each_skipped_provider_is_probed(model, scripted):
     """With `qnn,webgpu,cpu`, a node on CPU is probed on both, a node on WebGPU on QNN only."""
     before = facts_of(model, "b")
@@ -204,18 +186,3 @@ def test_chain_error_includes_causes_of_all_providers_and_rejected_subgraph(mode
     assert "tensorrt: device_missing: no such device; " in str(told) and "; buy one" in str(told)
     assert "qnn: subgraph_rejected: " in str(told)
     assert "the smallest part that fails with only an added Neg is e" in str(told)
-
-
-def test_chain_error_names_cause_for_each_node(model):
-    facts = facts_of(model, "b").sessions[0]
-    error = ChainError("m.onnx: not all on qnn", path=model.path, chain=(PREFERRED,), facts=facts)
-    told = probe_refusal(error, model, SIZES, 60.0)
-    assert {node.refusals[0].reason for node in told.nodes} == {"attribute_unsupported"}
-    assert all("without alpha=2" in node.refusals[0].evidence for node in told.nodes)
-
-
-def test_timed_out_probes_are_reported_if_no_other_reason_exists():
-    late = ProbeRun("type", "float16 in place of float32", "timed_out", "no answer within 60 s")
-    first, other = ProbeRun("as_is", "", "rejected", ""), ProbeRun("opset", "an older one", "supported", "")
-    assert timeout_note((first, late)) == "1 of 2 experiments did not finish in time: no answer within 60 s"
-    assert timeout_note((first, late, other)) == "" == timeout_note((first,))

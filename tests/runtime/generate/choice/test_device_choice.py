@@ -18,7 +18,7 @@ from partita.runtime.generate.choice.sampling import MOST_DRAWN, largest
 from partita.runtime.generate.feeds import BoundInput
 from partita.runtime.ort.buffers import Buffer, host_buffer
 from partita.runtime.ort.session import NativeFailureError, Session
-from tests.runtime.generate.device_memory import OnDevice
+from tests.runtime.generate.test_graph_capture import OnDevice
 
 BATCH, VOCAB = 2, 5000
 SHAPE = (BATCH, 1, VOCAB)
@@ -111,12 +111,6 @@ def test_device_slower_than_copy_is_not_used(monkeypatch):
     assert not choice.is_used
 
 
-@pytest.mark.parametrize(("shape", "dtype"), [((1, 1, 100), "float32"), (SHAPE, "float64"), (SHAPE, "bfloat16")])
-def test_small_vocabulary_and_other_dtypes_are_copied(shape, dtype):
-    device = Device()
-    assert device.choice(shape, dtype).check() == 0 and device.runs == 0
-
-
 def logits_of(device: Device) -> tuple[Logits, OnDevice, DeviceChoice]:
     """The logits of a session whose device was checked."""
     choice = device.choice()
@@ -124,28 +118,6 @@ def logits_of(device: Device) -> tuple[Logits, OnDevice, DeviceChoice]:
     made, held = OnDevice(SHAPE), host_buffer(SHAPE, "float32")
     logits = Logits(BoundInput(held, held.host), cast(Buffer, made), choice, "model.onnx", 0, {0: 0})
     return logits, made, choice
-
-
-@pytest.mark.usefixtures("fast")
-def test_single_selection_serves_all_rows_until_logits_are_copied():
-    device = Device()
-    logits, made, _ = logits_of(device)
-    runs = device.runs
-    for step in range(3):
-        made.held[:] = np.random.default_rng(step).standard_normal(SHAPE)
-        logits.ran()
-        assert logits.copied_bytes == 0, "nobody has asked"
-        for count in (1, 7, MOST_DRAWN):
-            for row in range(BATCH):
-                found = logits.largest(row, 0, count)
-                assert found is not None
-                assert np.array_equal(found[0], largest(made.held[row, 0], count))
-                assert np.array_equal(found[1], made.held[row, 0][found[0]])
-        assert (made.copies, logits.copied_bytes) == (0, BATCH * ROW_BYTES)
-    assert device.runs == runs + 3
-    assert np.array_equal(logits(1, 0), made.held[1, 0]) and np.array_equal(logits(0, 0), made.held[0, 0])
-    assert (made.copies, logits.copied_bytes) == (1, BATCH * ROW_BYTES + made.size_bytes)
-    assert logits.largest(0, 0, 1) is None, "they are on the host"
 
 
 @pytest.mark.usefixtures("fast")

@@ -151,12 +151,6 @@ def test_special_token_as_stop_string_ends_text(tiny_package, kind):
     assert "".join(shown) + stream.finish() == "hello wor"
 
 
-def test_stop_string_longer_than_4096_characters_raises_usage_error():
-    assert StopStrings(["x" * 4096]).push("y" + "x" * 4096) == "y"
-    with pytest.raises(UsageError, match="`stop` has 4,097 characters; the maximum is 4,096"):
-        StopStrings(["x" * 4097])
-
-
 def test_stop_string_search_is_independent_of_piece_boundaries() -> None:
     """Random texts of "a" and "b", whose stop strings overlap themselves."""
     draw = random.Random(3)
@@ -183,11 +177,6 @@ def test_partial_match_of_long_stop_string_is_linear_time() -> None:
     assert time.process_time() - began < 5
 
 
-def test_unpaired_surrogate_raises_usage_error(text):
-    with pytest.raises(UsageError, match="an unpaired surrogate, .* at position 2"):
-        text.encode("ab\ud83d")
-
-
 def test_saved_truncation_and_padding_are_ignored(package_copy):
     """Training saves the length of its examples; transformers ignores it for prompts."""
     folder = package_copy()
@@ -206,35 +195,6 @@ def test_saved_truncation_and_padding_are_ignored(package_copy):
     path.write_text(json.dumps(saved))
     assert load_text(folder).encode(HARD) == whole
     assert len(whole) > 8
-
-
-def test_missing_chat_template_raises_usage_error(package_copy):
-    folder = package_copy()
-    (folder / "chat_template.jinja").unlink()
-    with pytest.raises(UsageError, match="`chat`"):
-        load_text(folder).encode_messages(conversation("Hello"))
-
-
-def test_chat_template_exception_raises_generation_error(package_copy):
-    folder = package_copy()
-    (folder / "chat_template.jinja").write_text("{{ raise_exception('System role not supported') }}")
-    with pytest.raises(GenerationError, match="System role not supported"):
-        load_text(folder).encode_messages(conversation("Hello", system="x"))
-
-
-def test_missing_tokenizer_error_suggests_token_ids(package_copy):
-    folder = package_copy()
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (folder / name).unlink()
-    with pytest.raises(PackageError, match="no tokenizer; pass the prompt as token ids"):
-        load_text(folder)
-
-
-def test_damaged_tokenizer_raises_package_error(package_copy):
-    folder = package_copy()
-    (folder / "tokenizer.json").write_text("{")
-    with pytest.raises(PackageError, match="tokenizer cannot be loaded"):
-        load_text(folder)
 
 
 @pytest.mark.parametrize(
