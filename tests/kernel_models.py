@@ -18,7 +18,9 @@ Inputs = dict[str, tuple[int, tuple[int, ...]]]
 """Element type and shape by name."""
 
 
-def save(path: Path, nodes: Sequence[onnx.NodeProto], inputs: Inputs, constants: dict[str, Array], opset: int = 21) -> Path:
+def save(
+    path: Path, nodes: Sequence[onnx.NodeProto], inputs: Inputs, constants: dict[str, Array], opset: int = 21
+) -> Path:
     """Write a model; the outputs are those of the last node."""
     tensors = [numpy_helper.from_array(values, name) for name, values in constants.items()]
     ports = [helper.make_tensor_value_info(name, kind, shape) for name, (kind, shape) in inputs.items()]

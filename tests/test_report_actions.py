@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from partita import cli
-from partita.diagnosis.reasons import REASONS, steps_of
+from partita.diagnosis.reasons import steps_of
 from partita.diagnosis.records import VariantRecord
 from partita.diagnosis.steps import CHECKPOINT, steps_for
 from partita.partition_reports.records import Report
 from partita.partition_reports.sections.fallbacks import actions_for, situation_of, top_actions
-from partita.partition_reports.sections.model import Command, Line
+from partita.partition_reports.sections.model import Command
 from partita.partition_reports.sections.report import remedies
 from tests.foreign.conftest import SAMPLES
 from tests.partition_reports import pages

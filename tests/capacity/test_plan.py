@@ -24,9 +24,6 @@ from partita.library.planning import here_rates
 from partita.package.folder import read_manifest
 from partita.partition_reports.records import Subgraphs
 from partita.partition_reports.render.show import load_view
-from partita.process import rss_bytes
-from partita.providers.resolve import parse_chain
-from partita.remedies import Remedy
 from partita.runtime.generate.loop import GenerationLoop
 from tests.conftest import REPOSITORY, Exported, TinyCheckpoint
 

@@ -21,7 +21,7 @@ from partita.errors import UsageError
 from partita.machine import EnvironmentFinding, MachineReport, ProviderEntry
 from partita.options.inspection import ProvidersCommand
 from partita.providers.resolve import known_providers
-from partita.runtime.machine import Wheel, describe_machine, environment_findings, owns_runtime, runtime_wheels
+from partita.runtime.machine import Wheel, describe_machine, environment_findings
 from partita.runtime.ort.registry import available_ort_names
 from tests.conftest import REPOSITORY
 from tests.views import print_text

@@ -16,10 +16,6 @@ import psutil
 import pytest
 from onnx import parser
 
-from partita.library.engine.jobs import Crashed, CrashError, despite_crashes
-from partita.observations.names import EXPERIMENTS, RUN
-from partita.providers.resolve import parse_chain
-from partita.signals import TOGETHER_SECONDS, TerminatedError, ended_by_exception
 from tests.commands.test_cli import child_environment, heed
 from tests.conftest import DEMO_CHECKPOINT, require, require_dry_run
 

@@ -16,7 +16,6 @@ from partita.library.sampling import Sampling
 from partita.options.generation import BatchOptions
 from partita.options.groups import ProviderChain
 from partita.package.folder import read_manifest
-from partita.runtime.generate.loop import GenerationLoop
 from tests.runtime.handmade_packages import ALL, LENGTH, handmade, known_tokens
 
 ROLES = {"system": 61, "user": 62, "assistant": 63}

@@ -14,16 +14,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
-from pydantic import TypeAdapter
-
-from partita.check.gate import exceeded_limits
-from partita.check.requirements import Limits
-from partita.observations.facts import RunFacts
-from partita.observations.records import ChainEntry, PackageFacts
-from partita.partition_reports.build import build_report
 from partita.partition_reports.records import Report
 from partita.partition_reports.render.show import load_view
 from tests.conftest import REPOSITORY

@@ -34,7 +34,6 @@ from partita.runtime.chain.cpu_settings import (
 )
 from partita.runtime.chain.open_chain import open_session
 from partita.runtime.cpu import (
-    MOST_SCRATCH,
     VARIABLE,
     Attention,
     Cores,

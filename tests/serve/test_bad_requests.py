@@ -12,9 +12,7 @@ import openai
 import pytest
 
 from partita.errors import GenerationError
-from partita.options.generation import sampling_options
 from partita.serve import protocol
-from partita.serve.protocol import ApiError
 from tests.serve.serving import Running, raw, running
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
@@ -255,6 +253,7 @@ def test_endless_chat_template_fails_only_its_own_request(server, monkeypatch):
         error = said(server.post(CHAT, body_of(CHAT)), 400)
     assert "gave no answer within 1 s" in error["message"] and error["param"] == "messages"
     assert server.post(CHAT, body_of(CHAT)).status_code == 200
+
 
 # HTTP beyond a plain POST: other methods, unusual heads and paths, hosts, origins and disconnects
 

@@ -14,10 +14,9 @@ import pytest
 from partita.errors import GenerationError, InstallationError, PartitaError, UsageError
 from partita.library.batches.batch_run import check_files
 from partita.library.batches.prompt_files import read_rows, scan_file
-from partita.library.batches.rows import AnswerRow, InputRow, RowDefaults, check_defaults, row_seed, work_of
+from partita.library.batches.rows import InputRow, RowDefaults, row_seed, work_of
 from partita.library.engine.requests import Work
 from partita.library.sampling import Sampling, Suggestion, complete_sampling
-from partita.runtime.generate.choice.sampling import TokenLogprobs
 from partita.runtime.generate.prefix_file import PrefixContent
 from partita.runtime.generate.text.tokens import Text, load_text
 from tests.conftest import require

@@ -22,7 +22,6 @@ from partita.library.sampling import Sampling
 from partita.options.generation import BatchOptions
 from partita.runtime.generate.choice.sampling import IMPOSSIBLE, token_logprobs
 from partita.runtime.generate.loop import GenerationLoop
-from partita.runtime.generate.text.tokens import load_text
 from partita.runtime.ort.binding import Binding
 from tests.library.engine.test_speculation import always_draft, knowing
 from tests.runtime.handmade_packages import ALL, LENGTH, VOCAB, handmade, known_logits, known_tokens

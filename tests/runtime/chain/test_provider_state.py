@@ -7,29 +7,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import onnx
 import pytest
-from onnx import parser
 
-from partita.diagnosis.explanation import refused_nodes
-from partita.observations.names import EXPERIMENTS, RUN
-from partita.observations.records import ChainEntry
-from partita.providers.resolve import Resolution, failure, known_providers, parse_chain, resolve
-from partita.runtime.chain import open_chain, provider_state
-from partita.runtime.chain.open_chain import open_session, opened_facts
+from partita.providers.resolve import Resolution, failure, known_providers
+from partita.runtime.chain import provider_state
 from partita.runtime.chain.provider_state import (
-    CRASHED,
     register_plugins,
     settle_one,
     to_blame,
     unavailable,
-    without_crashed,
 )
-from partita.runtime.ort.errors import NoKernelError
-from partita.runtime.ort.registry import available_ort_names
 from partita.runtime.ort.session import NativeFailureError
 from partita.runtime.ort.session_options import Opening
-from partita.runtime.place.onnx_model import read_onnx
 
 TENSORRT, CUDA, CPU = CHAIN = tuple(
     Resolution(known_providers()[name], "active") for name in ("tensorrt", "cuda", "cpu")

@@ -10,8 +10,8 @@ import pytest
 from partita.errors import GenerationError
 from partita.runtime.generate.choice.sampling import greedy
 from partita.runtime.generate.loop import GenerationLoop
-from partita.runtime.generate.request import Prefix, Request
-from tests.runtime.handmade_packages import ALL, PHASES, VOCAB, known_tokens
+from partita.runtime.generate.request import Request
+from tests.runtime.handmade_packages import ALL, VOCAB, known_tokens
 
 SYSTEM = [(5 * i + 1) % VOCAB for i in range(24)]
 QUESTIONS = [[9, 4, 33], [2], [7, 7, 1, 50, 3], [60, 1]]
@@ -116,7 +116,6 @@ def test_prefix_above_rope_threshold_cannot_be_saved(opened):
 @pytest.mark.parametrize("kind", ["key", "recurrent"])
 def test_device_rows_are_saved_and_loaded_through_host_memory(dtype, kind):
     """Runs on host memory through the calls used for CUDA memory."""
-    from dataclasses import replace
 
     from partita.package.contract import State
     from partita.runtime.generate.cache import StoredState

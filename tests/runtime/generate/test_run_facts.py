@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from dataclasses import replace
-
 import pytest
 
 from benchmarks.engine_steps import generate
@@ -17,9 +12,8 @@ from partita.runtime.generate.choice.sampling import greedy
 from partita.runtime.generate.loop import serve
 from partita.runtime.generate.request import Request
 from partita.runtime.generate.run_facts import run_facts
-from partita.runtime.machine import environment
 from partita.runtime.ort.native_log import parse_plan, parse_profile, unread_profile
-from tests.conftest import BASE, REPOSITORY
+from tests.conftest import BASE
 
 PROMPT = list(range(5, 25))
 PAIR = {"attention": "gqa", "static_shapes": True, "prefill_chunk": 6}

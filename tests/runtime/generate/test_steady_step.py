@@ -17,7 +17,7 @@ from partita.runtime.generate.choice.sampling import greedy, make_sampler
 from partita.runtime.generate.loop import GenerationLoop
 from partita.runtime.generate.record import Step
 from partita.runtime.generate.request import Request
-from partita.runtime.generate.runner import Runner, load_runner
+from partita.runtime.generate.runner import load_runner
 from tests.runtime.handmade_packages import ALL, BROKEN, VOCAB, handmade
 
 PROMPTS = [[(5 * i + 1) % (VOCAB - 1) for i in range(20)], [(11 * i + 2) % (VOCAB - 1) for i in range(6)], [9, 4, 33]]

@@ -9,7 +9,7 @@ import pytest
 
 from partita.observations.facts import Outcome, RejectedPart
 from partita.providers.resolve import Resolution, known_providers
-from partita.runtime.lab.bisection import MOST_PARTS, Search, find_rejected
+from partita.runtime.lab.bisection import Search, find_rejected
 from partita.runtime.lab.graph import Graph
 from partita.runtime.lab.placement import AUXILIARY, Placement
 from tests.runtime.lab.conftest import ScriptedLab

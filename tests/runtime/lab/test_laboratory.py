@@ -5,25 +5,22 @@ from __future__ import annotations
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 
 from partita.files import CACHE_VARIABLE
-from partita.observations.facts import AssignedNode
 from partita.providers.cuda_dry_run.devices import PREFIX
 from partita.providers.resolve import Resolution, known_providers
-from partita.runtime.lab import laboratory, placement
-from partita.runtime.lab.laboratory import Cache, Lab, cache_for
+from partita.runtime.lab import laboratory
+from partita.runtime.lab.laboratory import Cache, cache_for
 from partita.runtime.lab.placement import Placement
-from partita.runtime.lab.tables import measure_graph, newest_opset
-from partita.runtime.ort.session import NativeFailureError
+from partita.runtime.lab.tables import measure_graph
 from tests.runtime.lab.conftest import ScriptedLab
 
 if TYPE_CHECKING:
-    from partita.runtime.ort.session import Session
+    pass
 
 CUDA = Resolution(known_providers()["cuda"], "active")
 

@@ -12,12 +12,11 @@ from onnx import parser
 
 from partita.errors import ProviderError
 from partita.library.place.probing import explain_refusal, with_probes
-from partita.observations.facts import NEIGHBOURS, AssignedNode, NodeProbe, ProbeRun
+from partita.observations.facts import AssignedNode, NodeProbe
 from partita.providers.resolve import Resolution, known_providers
 from partita.remedies import Remedy
 from partita.runtime.chain.open_chain import ChainError
 from partita.runtime.lab import probes as engine
-from partita.runtime.lab.exploration import timeout_note
 from partita.runtime.lab.laboratory import Cache, Lab
 from partita.runtime.lab.placement import Placement
 from partita.runtime.lab.probes import probe_refusal, probe_run

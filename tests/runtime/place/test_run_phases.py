@@ -22,8 +22,6 @@ from partita.runtime.ort.errors import run_error
 from partita.runtime.place.inputs import (
     check_free_memory,
     input_shapes,
-    make_values,
-    not_generated,
     read_inputs,
     read_values,
 )

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -15,8 +13,6 @@ import psutil
 import pytest
 
 from partita.errors import GenerationError, PartitaError, ProviderError
-from partita.runtime import time_limit as patience
-from partita.runtime.time_limit import LateError, in_time, is_still_running
 from partita.runtime.worker.parent import Worker, WorkerLostError
 
 MODULE = "tests.runtime.worker.handlers"

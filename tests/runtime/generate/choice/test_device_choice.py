@@ -14,7 +14,6 @@ from partita.package.contract import Port
 from partita.runtime.generate.bound_graph import Logits
 from partita.runtime.generate.choice import device_choice
 from partita.runtime.generate.choice.device_choice import SELECTED, DeviceChoice
-from partita.runtime.generate.choice.sampling import MOST_DRAWN, largest
 from partita.runtime.generate.feeds import BoundInput
 from partita.runtime.ort.buffers import Buffer, host_buffer
 from partita.runtime.ort.session import NativeFailureError, Session

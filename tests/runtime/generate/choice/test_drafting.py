@@ -11,7 +11,6 @@ import pytest
 from partita.library.engine.drafters import DraftModel
 from partita.options.generation import Sampling
 from partita.runtime.generate.choice.drafting import (
-    EMPTY_STEPS,
     OFF_STEPS,
     DraftLength,
     VerifiedDraft,

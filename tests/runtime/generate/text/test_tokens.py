@@ -10,8 +10,7 @@ import time
 
 import pytest
 
-from partita.errors import GenerationError, PackageError, UsageError
-from partita.runtime.generate.text.chat_templates import conversation
+from partita.errors import GenerationError, PackageError
 from partita.runtime.generate.text.stop_strings import StopStrings
 from partita.runtime.generate.text.tokens import Text, load_text, stop_token_ids
 
