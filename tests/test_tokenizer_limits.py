@@ -44,7 +44,6 @@ def charsmap(text: bytes) -> dict[str, Any]:
     return {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(table).decode()}
 
 
-BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
 METASPACE = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
 THOUSAND = replace("a", "a" * 1000)
 NORMALIZED = {

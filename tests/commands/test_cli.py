@@ -18,9 +18,9 @@ import pytest
 
 from partita.cli import run
 from partita.library.exporting import run_export
-from partita.package.folder import KNOWN_ANSWER, MANIFEST, read_manifest, record_file, write_manifest
+from partita.package.folder import KNOWN_ANSWER, MANIFEST
 from tests.conftest import REPOSITORY
-from tests.runtime.handmade_packages import handmade
+from tests.runtime.handmade_packages import handmade, reseal
 
 PROMPT = "return the value of"
 
@@ -82,9 +82,7 @@ def test_unverified_package_is_reported_by_generate_and_report(
     out, _ = succeeds(capsys, "report", "show", report, "--full")
     assert "\n\n  unverified package: " in out
     (package / KNOWN_ANSWER).unlink()
-    manifest = read_manifest(package)
-    files = tuple(each for each in manifest.files if each.name != KNOWN_ANSWER)
-    write_manifest(package, manifest.model_copy(update={"files": files}))
+    reseal(package)
     fails(capsys, 1, "the package has no known_answer.safetensors", "verify", package, "--provider", "cpu")
 
 
@@ -230,9 +228,7 @@ def spoil_known_answer(package: Path) -> None:
     tensors = load_file(answer)
     tensors["decode_logits"] = tensors["decode_logits"][:, ::-1].copy()
     save_file(tensors, answer)
-    manifest = read_manifest(package)
-    files = tuple(record_file(package, f.name) if f.name == answer.name else f for f in manifest.files)
-    write_manifest(package, manifest.model_copy(update={"files": files}))
+    reseal(package)
 
 
 def test_control_characters_in_file_names_are_escaped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,8 +20,8 @@ from onnx import parser
 from partita.cli import run
 from partita.commands.arguments import parse_ids, read_prompts
 from partita.errors import UsageError
-from partita.package.folder import read_manifest, record_file, write_manifest
 from tests.conftest import REPOSITORY
+from tests.runtime.handmade_packages import reseal
 
 
 def stdin(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
@@ -127,12 +127,7 @@ def suggesting(package: Path, tmp_path: Path):
     def write(config: dict[str, Any]) -> Path:
         folder = shutil.copytree(package, tmp_path / "suggesting", dirs_exist_ok=True)
         (folder / "generation_config.json").write_text(json.dumps(config), encoding="utf-8")
-        manifest = read_manifest(folder)
-        files = [
-            record_file(folder, entry.name) if entry.name == "generation_config.json" else entry
-            for entry in manifest.files
-        ]
-        write_manifest(folder, manifest.model_copy(update={"files": tuple(files)}))
+        reseal(folder)
         return folder
 
     return write

@@ -12,11 +12,9 @@ import partita
 from partita.errors import GenerationError, UsageError
 from partita.library.engine.requests import Work
 from partita.library.sampling import Sampling
-from partita.options.groups import ProviderChain
 from partita.package.folder import read_manifest
 from tests.runtime.handmade_packages import ALL, VOCAB, handmade, known_tokens
 
-CPU = ProviderChain(providers="cpu", threads=1)
 RANKS = {"loud": 3, "small": 1}
 SYSTEM = tuple((7 * i + 3) % VOCAB for i in range(20))
 ASKED: list[tuple[tuple[int, ...], str | None]] = [

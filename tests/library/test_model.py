@@ -10,8 +10,8 @@ import pickle
 import shutil
 import subprocess
 import sys
-import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -164,10 +164,6 @@ def test_abandoned_generation_is_reported_as_interrupted(model):
     assert model.report().totals.finish_reason == "length"
 
 
-def interrupted_experiments(facts, chain, *_: object):
-    return replace(facts, interruptions=("experiments",)), chain
-
-
 def test_prompts_beyond_batch_size_complete_in_order(package, pair):
     prompts = [[5 + index, 6] for index in range(7)]
     found = []
@@ -198,22 +194,9 @@ def test_concurrent_generations_share_the_batch(model):
 
 @pytest.mark.parametrize("process", ["this", "child"])
 def test_threads_sharing_a_model_get_complete_results(package, process):
-    wrong = list[object]()
-    with partita.load(package, "cpu", process=process) as model:
+    with partita.load(package, "cpu", process=process) as model, ThreadPoolExecutor(6) as pool:
         whole = tokens(model)
-
-        def ask() -> None:
-            for _ in range(5):
-                found = tokens(model)
-                if found != whole:
-                    wrong.append(found)
-
-        threads = [threading.Thread(target=ask) for _ in range(6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert not wrong
+        assert set(pool.map(lambda _: tokens(model), range(30))) == {whole}
 
 
 def test_run_error_appears_in_report(model, monkeypatch):
@@ -256,36 +239,25 @@ def test_close_frees_session_and_ends_generation(package):
     assert "closed" in repr(model)
 
 
-@pytest.fixture
-def few_objects():
-    """Have the collector look at new objects only: going through all of them takes seconds."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
-def open_engine(engine: weakref.ref[LocalEngine]) -> bool:
-    gc.collect()
-    found = engine()
-    return found is not None and found._closing.alive
-
-
-def loaded(package: Path) -> tuple[partita.Model, weakref.ref[LocalEngine]]:
-    model = partita.load(package, providers="cpu")
-    assert isinstance(model.engine, LocalEngine)
-    return model, weakref.ref(model.engine)
-
-
-@pytest.mark.usefixtures("few_objects")
 def test_unreferenced_model_completes_generation_then_closes(package):
     """`partita.load(...).generate(...).run()` holds no reference to the model."""
-    model, engine = loaded(package)
-    whole = tokens(model)
-    generation = model.generate(PROMPT, max_new_tokens=N, stop_token_ids=())
-    next(generation)
-    del model
-    assert open_engine(engine) and generation.run().tokens == whole
-    assert not open_engine(engine)
+    model = partita.load(package, providers="cpu")
+    engine, whole = weakref.ref(model.engine), tokens(model)
+
+    def is_open() -> bool:
+        gc.collect()
+        found: Any = engine()
+        return found is not None and found._closing.alive
+
+    gc.freeze()  # going through all objects takes seconds
+    try:
+        generation = model.generate(PROMPT, max_new_tokens=N, stop_token_ids=())
+        next(generation)
+        del model
+        assert is_open() and generation.run().tokens == whole
+        assert not is_open()
+    finally:
+        gc.unfreeze()
     assert generation.tokens == whole, "what it has said stays"
 
 

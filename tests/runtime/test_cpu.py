@@ -195,14 +195,15 @@ def test_naive_attention_is_chosen_only_where_it_is_faster(change, threads, avx5
     assert choice.path == path and why in f"{choice.reason}: {choice.detail}"
 
 
-def graph(*, kind: int = TensorProto.FLOAT, past: tuple[int | str, ...] = (1, 2, 1024, 64), sink: bool = False, **more):
+def graph(**more):
     """A graph with one node."""
     names = ["query", "key", "value", "past_key", "past_value", "last", "total"]
-    inputs = [helper.make_tensor_value_info(name, kind, past if "past" in name else None) for name in names]
-    beside = ["", "", "", "", "query"] if sink else []
-    node = helper.make_node(
-        "GroupQueryAttention", [*names, *beside], ["o", "pk", "pv"], domain="com.microsoft", num_heads=8, **more
-    )
+    past = (1, 2, 1024, 64)
+    inputs = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, past if "past" in name else None) for name in names
+    ]
+    given = {"domain": "com.microsoft", "num_heads": 8, **more}
+    node = helper.make_node("GroupQueryAttention", names, ["o", "pk", "pv"], **given)
     return helper.make_model(helper.make_graph([node], "g", inputs, []))
 
 

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -28,7 +27,6 @@ from tests.runtime.handmade_packages import ALL, LENGTH, VOCAB, handmade, known_
 
 KEYS = ("key",)
 PROMPTS = [tuple((5 * i + n) % VOCAB for i in range(1 + (7 * n) % 19)) for n in range(1, 8)]
-Opened = Callable[..., Any]
 
 
 class Words:

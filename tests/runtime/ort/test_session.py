@@ -23,8 +23,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import EPFail
 
 import partita
 from partita.errors import GenerationError, PackageError, ProviderError, ResourceError, UsageError
-from partita.providers.base import Provider
-from partita.providers.resolve import Resolution, parse_chain, resolve
+from partita.providers.resolve import parse_chain, resolve
 from partita.runtime.chain.open_chain import open_session
 from partita.runtime.generate import run_facts
 from partita.runtime.generate.run_facts import add_optimised, with_optimised
@@ -42,18 +41,6 @@ from tests.memory import native_bytes
 from tests.runtime.place.test_run_phases import written
 
 CPU = resolve(parse_chain("cpu"), available_ort_names())
-CUDA = Provider(
-    name="cuda",
-    ort_name="CUDAExecutionProvider",
-    aliases=(),
-    wheels=("onnxruntime-gpu",),
-    device_memory="Cuda",
-    preferred_attention="gqa",
-)
-NO_CUDA = pytest.mark.skipif(
-    "CUDAExecutionProvider" not in available_ort_names() or Path("/dev/nvidia0").exists(),
-    reason="needs an ONNX Runtime with CUDA on a machine without",
-)
 
 
 def ours_in(folder: Path) -> list[Path]:
@@ -83,17 +70,6 @@ def test_session_removes_its_temporary_files(tiny_package, tmp_path, own_temp):
     with pytest.raises(PackageError, match=r"bad\.onnx: ONNX Runtime cannot load it: .*check it with onnx\.checker"):
         open_session(tmp_path / "bad.onnx", CPU, threads=1, observe=True)
     assert ours_in(own_temp) == []
-
-
-@NO_CUDA
-@pytest.mark.parametrize("observe", [False, True])
-def test_provider_start_error_quotes_onnxruntime(tiny_package, own_temp, capfd, observe):
-    with pytest.raises(ProviderError, match=r"onnx: cuda: library_missing: lib\w+\.so\.\d+: cannot open") as caught:
-        open_session(tiny_package() / "model.onnx", (Resolution(CUDA, "active"),), threads=1, observe=observe)
-    assert "\n" not in str(caught.value)
-    assert ours_in(own_temp) == []
-    del caught  # the half-open session goes with the traceback, and would log at that moment
-    assert capfd.readouterr().err == ""
 
 
 def test_failed_run_error_is_single_line_without_stderr_output(open_runner, capfd):

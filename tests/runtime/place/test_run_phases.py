@@ -22,7 +22,6 @@ from partita.runtime.ort.errors import run_error
 from partita.runtime.place.inputs import (
     check_free_memory,
     input_shapes,
-    read_inputs,
     read_values,
 )
 from partita.runtime.place.model_file import graph_node, read_model_file
@@ -32,16 +31,13 @@ from partita.runtime.place.run_phases import (
     OpenOptions,
     RunLateError,
     place_model,
-    place_package,
 )
-from tests.runtime.handmade_packages import handmade
 
 if TYPE_CHECKING:
     from partita.runtime.ort.session import Session
 
 CPU = "CPUExecutionProvider"
 F = TensorProto.FLOAT
-TENSOR = helper.make_tensor_type_proto(F, [2])
 HEAD = '<ir_version: 10, opset_import: ["" : 21, "own" : 1]>\n'
 RELU = "g (float[4,4] x) => (float[4,4] y) { [a] y = Relu(x) }"
 
@@ -206,19 +202,6 @@ def npy(path: Path, array: Any) -> Path:
     return path
 
 
-def test_runs_use_the_values_of_npy_files(tmp_path):
-    text = "g (int64[n] i, int64 depth, float[2] pair) => (float[5,n] y) { [h] y = OneHot<axis=0>(i, depth, pair) }"
-    model, folder = read_onnx(written(tmp_path / "m.onnx", text)), tmp_path / "lr=0.1"
-    folder.mkdir()
-    given = {"i": npy(folder / "i.npy", np.arange(3)), "depth": npy(folder / "depth.npy", np.array(5))}
-    shapes, values = read_inputs(model.inputs, {}, given)
-    assert shapes == {"i": (3,), "depth": (), "pair": (2,)}
-    result = place_model(model, shapes, where(values=values))
-    assert result.error is None
-    (out,) = [entry for entry in result.facts.sessions[0].ports if entry.direction == "output"]
-    assert out.bytes_per_decode_step == 4 * 3 * 5, "the depth is the one of the file"
-
-
 HUGE = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({10**30},), }}\n".encode()
 
 
@@ -349,16 +332,6 @@ def test_failed_run_preserves_placement(tmp_path):
     assert isinstance(result.error, GenerationError) and "generated inputs failed" in str(result.error)
     assert result.facts.sessions[0].plan == (("add",),) and result.facts.sessions[0].runs == ()
     assert any(note.startswith("run 1 of 3 failed") for note in result.facts.notes)
-
-
-@pytest.mark.parametrize(("shapes", "prefill"), [("any", 16), ("pair", 5)])
-def test_package_runs_prefill_and_decode_on_dummy_tokens(tmp_path, shapes, prefill):
-    result = place_package(handmade(tmp_path / "package", shapes=shapes), where())
-    steps = [(step.phase, step.tokens) for step in result.facts.steps]
-    assert result.error is None and steps == [("prefill", prefill)] * 3 + [("decode", 1)] * 3
-    assert all(session.events for session in result.facts.sessions)
-    assert all(state.same_address for state in result.facts.states)
-    assert result.facts.finish_reason is None
 
 
 # --- the file ------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from partita.errors import PartitaError, ProviderError
 from partita.package.contract import Port
 from partita.runtime.generate.bound_graph import Logits
 from partita.runtime.generate.choice import device_choice
-from partita.runtime.generate.choice.device_choice import SELECTED, DeviceChoice
+from partita.runtime.generate.choice.device_choice import DeviceChoice
 from partita.runtime.generate.feeds import BoundInput
 from partita.runtime.ort.buffers import Buffer, host_buffer
 from partita.runtime.ort.session import NativeFailureError, Session
@@ -22,7 +22,6 @@ from tests.runtime.generate.test_graph_capture import OnDevice
 BATCH, VOCAB = 2, 5000
 SHAPE = (BATCH, 1, VOCAB)
 PORT = Port(name="logits", role="logits", shape=SHAPE, dtype="float32")
-ROW_BYTES = SELECTED * (8 + 4) + 4
 
 
 def last_of_equals(run, values):
