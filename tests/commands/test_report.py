@@ -194,29 +194,13 @@ def printed(capsys: pytest.CaptureFixture[str], schema: str, *arguments: object,
     return found
 
 
-def test_generate_json_contains_options_to_reproduce_run(package, capsys):
+def test_generate_json_has_chain_times_and_options(package, capsys):
     told = printed(capsys, "generate", "generate", package, PROMPT, "-n", 5, "-t", 0.5, "-e", "cpu", "--threads", 1)
     assert told["schema"] == "partita.generate/1" and told["package"] == str(package)
     assert [(each["provider"], each["status"]) for each in told["chain"]] == [("CPUExecutionProvider", "active")]
     assert told["chain_source"] == "given" and told["threads"] == 1
     assert told["load_seconds"] > 0 and told["tokenizer_load_seconds"] > 0 and told["prefill_chunk_tokens"] > 0
-    options = told["options"]
-    again = printed(
-        capsys,
-        "generate",
-        "generate",
-        package,
-        PROMPT,
-        "-n",
-        options["max_new_tokens"],
-        "-t",
-        options["temperature"],
-        "--seed",
-        options["seed"],
-        "-e",
-        "cpu",
-    )
-    assert again["rows"] == told["rows"] and again["error"] is None
+    assert told["options"]["seed"] is not None and told["error"] is None
 
 
 def test_report_diff_check_and_explain_json_match_schemas(package, tmp_path, capsys):

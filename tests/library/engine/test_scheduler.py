@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import tests.runtime.handmade_packages as hand
-from partita.errors import GenerationError, PackageError, ProviderError, ReportError, UsageError
+from partita.errors import GenerationError, PackageError, ProviderError, ReportError
 from partita.library.engine.base import Engine, ReportRequest
 from partita.library.engine.local import LocalEngine
 from partita.library.engine.requests import RequestOutput, Ticket, Work
@@ -23,7 +23,7 @@ from partita.runtime.generate.choice.sampling import IMPOSSIBLE, token_logprobs
 from partita.runtime.generate.loop import GenerationLoop
 from partita.runtime.ort.binding import Binding
 from tests.library.engine.test_speculation import always_draft, knowing
-from tests.runtime.handmade_packages import ALL, LENGTH, VOCAB, handmade, known_logits, known_tokens
+from tests.runtime.handmade_packages import ALL, VOCAB, handmade, known_logits, known_tokens
 
 KEYS = ("key",)
 PROMPTS = [tuple((5 * i + n) % VOCAB for i in range(1 + (7 * n) % 19)) for n in range(1, 8)]
@@ -226,29 +226,6 @@ def test_killed_worker_ends_every_request_with_provider_error(tmp_path, opened):
         )
     with pytest.raises(ProviderError, match="load the package again"):
         engine.submit(work(PROMPTS[0]))
-
-
-def test_invalid_request_is_rejected_on_submit(tmp_path, opened):
-    scheduler = opened(handmade(tmp_path / "p", batch=2, states=KEYS))
-    for prompt, match in (
-        ((), "empty"),
-        ((1,) * (LENGTH + 1), "the cache length is 48; "),
-        ((1,) * LENGTH, "48 tokens, but the cache length is 48, which leaves no room for new tokens; "),
-        ((VOCAB,), "vocabulary"),
-    ):
-        with pytest.raises(GenerationError, match=match):
-            scheduler.submit(work(prompt))
-    for options, match in (({"stop": ("x",)}, "no tokenizer"), ({"logprobs": -1}, "logprobs")):
-        with pytest.raises(UsageError, match=match):
-            scheduler.submit(work((1,), **options))
-    with pytest.raises(UsageError, match="top_p"):
-        scheduler.submit(Work((1,), Sampling(temperature=1.0, top_p=2.0, max_new_tokens=1)))
-    with pytest.raises(UsageError, match="max_new_tokens"):
-        scheduler.submit(work((1,), 0))
-    assert scheduler.waiting == 0
-    scheduler.close()
-    with pytest.raises(GenerationError, match="closed"):
-        scheduler.submit(work((1,)))
 
 
 def _keep(pieces: list[RequestOutput], ticket: Ticket, piece: RequestOutput) -> None:

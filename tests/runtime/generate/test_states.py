@@ -1,4 +1,4 @@
-"""States of rows: summing (recurrent) states, and keys whose rotary frequencies depend on the length of the text."""
+"""States of rows: summing (recurrent) states, keys with rotary frequencies by length, and shared prefixes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.engine_steps import generate
+from partita.errors import GenerationError
 from partita.providers.resolve import parse_chain
 from partita.runtime.generate.cache import StoredState
 from partita.runtime.generate.choice.sampling import greedy
@@ -18,7 +19,7 @@ from partita.runtime.generate.runner import load_runner
 from partita.runtime.ort.buffers import host_buffer
 from partita.runtime.place.run_phases import run_package
 from partita.runtime.verify.replay import replay
-from tests.runtime.handmade_packages import ALL, LENGTH, PHASES, PROMPTS, handmade, known_tokens
+from tests.runtime.handmade_packages import ALL, LENGTH, PHASES, PROMPTS, VOCAB, handmade, known_tokens
 
 CPU = parse_chain("cpu")
 STATES = [ALL, ("recurrent",), ("conv", "key"), ("key",)]
@@ -68,18 +69,6 @@ def test_static_prefill_uses_whole_chunks_then_single_token_steps(opened):
     runner = opened(shapes="pair", batch=2)
     steps = run(runner, PROMPTS[:2])
     assert reading(steps) == [(5, 10, "prefill"), *[(1, 2, "decode")] * 9, (5, 5, "prefill"), (1, 1, "decode")]
-
-
-@pytest.mark.parametrize("appends", [True, False])
-def test_single_token_graph_is_observed_in_prefill_and_decode(opened, appends):
-    runner = opened(shapes="one", observe=True, appends=appends)
-    assert (runner.capacity.chunk, runner.capacity.logits_rows) == (1, 1)
-    steps = run(runner, [PROMPTS[2]])
-    assert reading(steps) == [(1, 1, "model")] * 3
-    facts = run_facts(runner)
-    assert not facts.notes
-    phases = [window.phase for window in facts.sessions[0].runs]
-    assert (phases.count("prefill"), phases.count("decode")) == (3, 4)
 
 
 @pytest.mark.parametrize("memory", ["Cpu", "Cuda"])
@@ -225,3 +214,134 @@ def test_next_turn_does_not_reuse_keys_of_another_length(tmp_path, limit, length
     if limit:
         assert spy.cached[-2:] == [17, 17], "a key of a shorter text was left in the cache"
     assert engine.prefixes is not None and not engine.prefixes.reused_tokens
+
+
+# Prefix sharing: common prefixes of prompts are prefilled once, and outputs do not change
+
+
+SYSTEM = [(5 * i + 1) % VOCAB for i in range(24)]
+QUESTIONS = [[9, 4, 33], [2], [7, 7, 1, 50, 3], [60, 1]]
+ASKED = [[*SYSTEM, *question] for question in QUESTIONS]
+KINDS = [("key",), ALL, ("recurrent",)]
+
+
+def some(engine: GenerationLoop, steps: int, found: dict[int, list[int]]) -> int:
+    """Add the tokens of so many steps to those of each row; how many were taken in on the way."""
+    taken = 0
+    for _ in range(steps):
+        step = engine.step()
+        if step is None:
+            break
+        taken += step.row_tokens
+        for row, tokens in enumerate(step.tokens):
+            found.setdefault(row, []).extend(tokens)
+    return taken
+
+
+def finish(engine: GenerationLoop) -> tuple[dict[int, list[int]], int]:
+    """Tokens of each row until nothing is left to do, and how many were taken in on the way."""
+    found: dict[int, list[int]] = {}
+    return found, some(engine, 999, found)
+
+
+def saved(engine: GenerationLoop, tokens: list[int]):
+    row = engine.add_request(Request(tokens))
+    while engine.step() is not None:
+        pass
+    prefix = engine.save_prefix(row)
+    engine.release_row(row)
+    return prefix
+
+
+@pytest.mark.parametrize("states", KINDS, ids="+".join)
+def test_steps_of_other_rows_do_not_spoil_a_released_row(opened, states):
+    """Also with recurrent states, which take in the padding of the others' steps."""
+    engine = GenerationLoop(opened(batch=2, states=states, fewer=False), shares=True)
+    for prompt in (ASKED[0], ASKED[1]):
+        engine.add_request(Request(prompt, greedy, 3 if prompt is ASKED[0] else 9))
+    some(engine, 4, {})
+    engine.release_row(0)
+    finish(engine)
+    engine.release_row(1)
+    turn = [*ASKED[0], *known_tokens(ASKED[0], 3, states), 5]
+    row = engine.add_request(Request(turn, greedy, 3))
+    assert finish(engine)[0][row] == known_tokens(turn, 3, states)
+
+
+@pytest.mark.parametrize("states", KINDS, ids="+".join)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"batch": 3}, {"batch": 3, "appends": False, "fewer": True}, {"shapes": "one"}, {"shapes": "pair"}],
+    ids=str,
+)
+def test_prefix_from_earlier_run_is_copied_and_not_evicted(opened, states, options):
+    prefix = saved(GenerationLoop(opened(states=states)), SYSTEM)
+    assert prefix.tokens.tolist() == SYSTEM
+    runner = opened(states=states, **options)
+    engine = GenerationLoop(runner, shares=True)
+    engine.prefixes.add(prefix)
+    for round in range(4):
+        other = [round + 1, *SYSTEM]
+        for prompt, taken in ((ASKED[round % 4], len(QUESTIONS[round % 4])), (other, None), (other[:20], None)):
+            row = engine.add_request(Request(prompt, greedy, 3))
+            found, count = finish(engine)
+            assert found[row] == known_tokens(prompt, 3, states)
+            assert taken is None or count == taken + 2
+            engine.release_row(row)
+
+
+def test_device_rows_are_reused_but_not_copied(opened, monkeypatch):
+    runner = opened(batch=2, states=("key",))
+    monkeypatch.setattr(type(runner.cache), "on_host", False)
+    engine = GenerationLoop(runner, shares=True)
+    rows = [engine.add_request(Request(prompt, greedy, 3)) for prompt in ASKED[:2]]
+    found, taken = finish(engine)
+    assert [found[row] for row in rows] == [known_tokens(prompt, 3, ("key",)) for prompt in ASKED[:2]]
+    assert taken == sum(map(len, ASKED[:2])) + 2 * 2
+    engine.release_row(rows[1])
+    row = engine.add_request(Request(ASKED[2], greedy, 3))
+    found, taken = finish(engine)
+    assert found[row] == known_tokens(ASKED[2], 3, ("key",)) and taken == len(QUESTIONS[2]) + 2
+
+
+# --- a prefix that a row gives out, and another run takes in ---------------------------------------------------------
+
+
+def test_prefix_above_rope_threshold_cannot_be_saved(opened):
+    runner = opened(graph="rope", recompute_above=20)
+    with pytest.raises(GenerationError, match="24 tokens cannot be saved as a prefix: the rotary frequencies"):
+        saved(GenerationLoop(runner), SYSTEM)
+    prefix = saved(GenerationLoop(runner), SYSTEM[:10])
+    engine = GenerationLoop(runner, shares=True)
+    engine.prefixes.add(prefix)
+    engine.add_request(Request(ASKED[0], greedy, 2))
+    assert finish(engine)[1] == len(ASKED[0]) + 1, "the keys of a longer prompt differ"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("kind", ["key", "recurrent"])
+def test_device_rows_are_saved_and_loaded_through_host_memory(dtype, kind):
+    """Runs on host memory through the calls used for CUDA memory."""
+
+    from partita.package.contract import State
+    from partita.runtime.generate.cache import StoredState
+    from partita.runtime.ort.buffers import host_buffer
+
+    filled = host_buffer((3, 2, 5, 4), dtype)
+    filled.host[...] = np.arange(120).reshape(3, 2, 5, 4)
+    before = filled.host.copy()
+
+    class Session:
+        def state_buffer(self, *asked):
+            return replace(filled, array=None, memory="Cuda")
+
+    state = State(past="past", present="present", layer=0, kind=kind, shape=(3, 2, 5, 4), dtype=dtype)
+    store = StoredState(state, Session(), 3)  # type: ignore[arg-type]
+    tokens = 3 if kind == "key" else 5
+    assert store.saves(tokens, 5) and store.can_load()
+    values = store.save_row(2, tokens)
+    np.testing.assert_array_equal(values, before[2, :, :tokens])
+    assert store.row_shape(tokens) == ((2, tokens, 4), dtype)
+    store.load_row(0, values)
+    before[0, :, :tokens] = before[2, :, :tokens]
+    np.testing.assert_array_equal(filled.host, before)
