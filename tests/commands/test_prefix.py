@@ -122,15 +122,9 @@ def chat(monkeypatch: pytest.MonkeyPatch, text: str, *words: object) -> int:
 
 
 def test_chat_command_starts_with_system_prefix(package, long, tmp_path, capsys, monkeypatch):
-    found: list[int] = []
+    tickets = []
     finish = Conversation.finish
-
-    def told(conversation: Conversation) -> Any:
-        ticket = finish(conversation)
-        found.append(ticket.prefilled_tokens)
-        return ticket
-
-    monkeypatch.setattr(Conversation, "finish", told)
+    monkeypatch.setattr(Conversation, "finish", lambda each: tickets.append(finish(each)) or tickets[-1])
     said = tmp_path / "said.json"
     begins = {"schema": SCHEMA_OF_CHAT, "messages": [{"role": "system", "content": LONG}]}
     said.write_text(json.dumps(begins), encoding="utf-8")
@@ -138,9 +132,10 @@ def test_chat_command_starts_with_system_prefix(package, long, tmp_path, capsys,
     wanted = capsys.readouterr().out
     assert chat(monkeypatch, "hi\n", package, "--prefix", long["system"]) == 0
     assert capsys.readouterr().out == wanted
-    assert found[0] - found[1] == len(read_content(long["system"]).tokens)
+    assert tickets[0].prefilled_tokens - tickets[1].prefilled_tokens == len(read_content(long["system"]).tokens)
     assert chat(monkeypatch, "hi\n", package, "--prefix", long["system"], "--resume", said) == 0
-    assert capsys.readouterr().out == wanted and found[2] == found[1]
+    assert capsys.readouterr().out == wanted
+    assert tickets[2].prefilled_tokens == tickets[1].prefilled_tokens
     for words, code, says in (
         (("--prefix", long["system"], "--system", "a"), 2, "omit --system"),
         (("--prefix", long["text"]), 2, "no system message"),
