@@ -13,7 +13,7 @@ import pytest
 from partita import errors
 from partita.cli import run
 from partita.partition_reports import storage
-from tests.commands.test_startup import loaded_by
+from tests.commands.test_command_line import loaded_by
 from tests.conftest import REPOSITORY
 from tests.partition_reports.report_changes import HARMFUL, HOSTILE, mixed, moved, renamed
 from tests.partition_reports.samples import CPU, PACKAGE, recorded_facts, report_of
