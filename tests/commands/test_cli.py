@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -192,17 +193,19 @@ def test_debug_shows_the_traceback(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "Traceback" in capsys.readouterr().err
 
 
-def into_closed_pipe(*arguments: object, **environment: str) -> subprocess.CompletedProcess[bytes]:
+def shell(words: Sequence[object], redirection: str, first: str = "", **variables: str):
+    """Run a command line as a shell does with the redirection; output is buffered, as it is by default."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    line = shlex.join([sys.executable, "-m", "partita", *map(str, words)])
+    command = ["bash", "-o", "pipefail", "-c", f"({first}exec {line}) {redirection}"]
+    given = {**environment, "PYTHONPATH": str(REPOSITORY), **variables}
+    return subprocess.run(command, env=given, capture_output=True, text=True, check=False)
+
+
+def into_closed_pipe(*words: object, **variables: str):
     """Run a verb whose stdout nobody reads; `head -c 0` is gone before anything is written."""
-    words = " ".join(shlex.quote(str(word)) for word in arguments)
-    command = f"(sleep 0.2; exec {sys.executable} -m partita {words}) | head -c 0"
-    done = subprocess.run(
-        ["bash", "-o", "pipefail", "-c", command],
-        capture_output=True,
-        env={**child_environment(), **environment},
-        check=False,
-    )
-    assert b"Traceback" not in done.stderr and b"Exception" not in done.stderr, done.stderr
+    done = shell(words, "| head -c 0", "sleep 0.2; ", **variables)
+    assert "Traceback" not in done.stderr and "Exception" not in done.stderr, done.stderr
     return done
 
 
@@ -281,15 +284,6 @@ def test_c_locale_does_not_change_generation(package: Path) -> None:
 
 
 # Standard streams that were closed before the command started, or that cannot be written to
-
-
-def shell(words: list[str], redirection: str) -> subprocess.CompletedProcess[str]:
-    """Run a command line as a shell does with the redirection; output is buffered, as it is by default."""
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    command = f"exec {shlex.join([sys.executable, '-m', 'partita', *words])} {redirection}"
-    return subprocess.run(
-        ["bash", "-c", command], cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False
-    )
 
 
 @pytest.mark.parametrize("words", [["--version"], ["inspect", "{model}", "--json"]], ids=" ".join)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -18,8 +17,7 @@ from onnx import parser
 
 import partita
 from partita.cli import run
-from tests.commands.test_cli import heed
-from tests.conftest import REPOSITORY
+from tests.commands.test_cli import child_environment, heed
 
 SECONDS = 300
 HEAD = '<ir_version: 10, opset_import: ["" : 21, "my" : 1]>\n'
@@ -40,7 +38,7 @@ def interrupt(command: list[str], variables: dict[str, str], begun: Callable[[],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), **variables},
+        env={**child_environment(), **variables},
         preexec_fn=heed,
     )
     deadline = time.monotonic() + SECONDS

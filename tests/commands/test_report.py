@@ -57,20 +57,16 @@ def one_line(err):
     return err
 
 
-# what is wrong with the file -> a word of the message
 def damaged(folder: Path, how: str) -> Path:
     text = (folder / "mixed.json").read_text(encoding="utf-8")
-    path = folder / f"{how}.json"
-    if how == "cut":
-        path.write_text(text[: len(text) // 2], encoding="utf-8")
-    elif how == "newer":
-        path.write_text(text.replace("partita.report/1", "partita.report/2"), encoding="utf-8")
-    elif how == "field":
-        path.write_text(text.replace('"position": 0', '"position": "first"', 1), encoding="utf-8")
-    elif how == "null":
-        return Path(os.devnull)
-    elif how == "folder":
-        return folder
+    contents = {
+        "cut": text[: len(text) // 2],
+        "newer": text.replace("partita.report/1", "partita.report/2"),
+        "field": text.replace('"position": 0', '"position": "first"', 1),
+    }
+    path = {"null": Path(os.devnull), "folder": folder}.get(how, folder / f"{how}.json")
+    if how in contents:
+        path.write_text(contents[how], encoding="utf-8")
     return path
 
 

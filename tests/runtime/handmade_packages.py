@@ -363,11 +363,11 @@ def write_graph(
             drawing.nodes,
             "handmade",
             [
-                *(declared(port) for port in inputs),
-                *(declared_state(past, shape) for past, _, shape in kept),
-                *(declared_state(port.name, port.shape) for port in given),
+                *(declared(port.name, port.shape, port.dtype) for port in inputs),
+                *(declared(past, shape) for past, _, shape in kept),
+                *(declared(port.name, port.shape) for port in given),
             ],
-            [declared(output), *(declared_state(present, shape) for _, present, shape in kept)],
+            [declared(output.name, output.shape), *(declared(present, shape) for _, present, shape in kept)],
             [*drawing.constants, *(default_of(port) for port in given if not size)],
         ),
         opset_imports=[helper.make_opsetid("", 17)],
@@ -391,12 +391,8 @@ def default_of(port: AdapterInput) -> onnx.TensorProto:
     return numpy_helper.from_array(np.zeros(sizes, np.float32), port.name)
 
 
-def declared(port: Port) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(port.name, TYPES[port.dtype], list(port.shape))
-
-
-def declared_state(name: str, shape: Sequence[int | str]) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, TensorProto.FLOAT, list(shape))
+def declared(name: str, shape: Sequence[int | str], dtype: str = "float32") -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, TYPES[dtype], list(shape))
 
 
 def save_answer(folder: Path, graph: str, states: Sequence[str]) -> None:

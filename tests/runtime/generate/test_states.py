@@ -33,11 +33,6 @@ def row(steps, index=0):
     return [token for step in steps for token in step.tokens[index]]
 
 
-def reading(steps):
-    """What the steps that read prompts took in: most of a row, over all rows, and the file."""
-    return [(step.new_tokens, step.row_tokens, step.file.split(".")[0]) for step in steps if step.phase == "prefill"]
-
-
 @pytest.mark.parametrize("states", STATES, ids="+".join)
 @pytest.mark.parametrize("shapes", PHASES)
 @pytest.mark.parametrize(("batch", "appends"), [(1, True), (2, True), (3, True), (3, False)])
@@ -62,13 +57,6 @@ def test_replay_verifies_package_with_summing_states(tmp_path, shapes, chooses_r
         *(f"decode {n}" for n in range(1, 7)),
         *["rows of different length"] * (batch > 1),
     ]
-
-
-def test_static_prefill_uses_whole_chunks_then_single_token_steps(opened):
-    """Chunk size 5: one chunk for both rows, then single tokens until the shorter prompt ends."""
-    runner = opened(shapes="pair", batch=2)
-    steps = run(runner, PROMPTS[:2])
-    assert reading(steps) == [(5, 10, "prefill"), *[(1, 2, "decode")] * 9, (5, 5, "prefill"), (1, 1, "decode")]
 
 
 @pytest.mark.parametrize("memory", ["Cpu", "Cuda"])

@@ -220,12 +220,9 @@ def test_cache_file_depends_on_provider_options_device_and_plugin(monkeypatch, t
     ("outcome", "whole", "unsupported", "untested", "failure"),
     [
         ("rejected", "supported", {"Sqrt": 1}, 0, ""),
-        ("failed", "supported", {"Sqrt": 1}, 0, ""),
         ("crashed", "supported", {"Sqrt": 1}, 0, ""),
         ("timed_out", "supported", {}, 1, ""),
-        ("invalid", "supported", {}, 1, ""),
         ("supported", "failed", {}, 0, "message"),
-        ("supported", "crashed", {}, 0, "message"),
         ("supported", "timed_out", {}, 0, ""),
         ("supported", "supported", {}, 0, ""),
     ],

@@ -153,18 +153,6 @@ def test_interrupt_raises_keyboard_interrupt_only_in_running_call(worker):
     assert worker.call("add") == 0
 
 
-def test_failing_event_callback_ends_worker(monkeypatch):
-    monkeypatch.setattr("partita.runtime.worker.parent.END_SECONDS", 0.2)
-
-    def refuse(event):
-        raise ValueError("no")
-
-    with Worker(MODULE, on_event=refuse) as worker:
-        worker.send("push", 1)
-        with pytest.raises(WorkerLostError, match="invalid message .ValueError: no"):
-            worker.call("add")
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 def test_forked_process_cannot_call_or_close_worker(worker):
     child = os.fork()
