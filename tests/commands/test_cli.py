@@ -107,13 +107,6 @@ def test_generate_prints_text_to_stdout_and_timings_to_stderr(package, capsys) -
     assert answer["timings"]["decode_tokens_per_second"] > 0
 
 
-def test_token_ids_need_no_tokenizer(tiny_checkpoint, exported, capsys):
-    package = exported(tiny_checkpoint("llama", tokenizer=False))
-    out, _ = succeeds(capsys, "generate", package, "1, 5 9", "--token-ids", "--max-new-tokens", 4)
-    assert len([int(word) for word in out.split()]) == 4
-    fails(capsys, 1, "tokenizer", "generate", package, PROMPT)
-
-
 def test_multiple_prompts_run_as_batch_rows(tiny_checkpoint, exported, capsys):
     package = exported(tiny_checkpoint("qwen2"), batch_size=2)
     out, _ = succeeds(capsys, "generate", package, PROMPT, "the list", "--max-new-tokens", 4)

@@ -19,9 +19,7 @@ from typing import Any
 import pytest
 
 import partita
-from partita.errors import UsageError
 from partita.foreign.folder import open_folder
-from partita.library.api import public
 from partita.library.batches.journal import contents_hash
 from partita.library.engine.local import LocalEngine
 from partita.runtime.ort.binding import Binding
@@ -369,25 +367,6 @@ def test_invalid_load_argument_raises_argument_error(package, arguments, says):
     with pytest.raises(partita.ArgumentError) as caught:
         partita.load(package, **arguments)
     assert says in str(caught.value)
-
-
-def test_public_decorator_converts_system_and_usage_errors():
-    def raised(error: Exception) -> Exception:
-        @public
-        def fails() -> None:
-            raise error
-
-        with pytest.raises(Exception) as caught:
-            fails()
-        return caught.value
-
-    for error in (MemoryError(), OSError(28, "No space left on device")):
-        found = raised(error)
-        assert isinstance(found, partita.ResourceError) and found.__cause__ is error
-    found = raised(UsageError("x is 3"))
-    assert type(found) is partita.ArgumentError and str(found) == "x is 3"
-    for other in (KeyError("x"), partita.PackageError("damaged")):
-        assert raised(other) is other
 
 
 @pytest.mark.parametrize("process", ["this", "child"])

@@ -156,7 +156,7 @@ def test_request_limit_returns_503(package):
 
 @pytest.mark.heavy
 def test_memory_does_not_grow_with_requests(server, monkeypatch):
-    """Memory slope over requests of every kind; `library/test_memory.py` runs thousands without HTTP."""
+    """Memory slope over requests of every kind."""
     monkeypatch.setattr(record, "KEPT_STEPS", 16)
     process, each = psutil.Process(), 40
 

@@ -57,14 +57,6 @@ def test_hanging_model_times_out_and_later_models_are_probed(bench, model, monke
     assert answers[1] and answers[1].message == "no answer within 5 s", "it was tried again, with more time"
 
 
-def test_late_model_is_retried_alone_with_more_time(bench, model, monkeypatch):
-    monkeypatch.setattr(laboratory, "MODEL_SECONDS", 1.0)
-    with bench.lab() as here:
-        answers = here.try_all([model("one"), model("slow-left"), model("two")])
-    assert outcomes(answers) == ["supported", "rejected", "supported"]
-    assert here.experiments == 3 and here.crashes == 0
-
-
 def test_timeout_and_kill_are_not_cached_but_crash_is(bench, model, monkeypatch, tmp_path):
     monkeypatch.setattr(laboratory, "MODEL_SECONDS", 1.0)
     monkeypatch.setattr(laboratory, "START_SECONDS", 3.0)  # a busy machine starts a process in two
