@@ -107,6 +107,12 @@ def test_generate_prints_text_to_stdout_and_timings_to_stderr(package, capsys) -
     assert answer["timings"]["decode_tokens_per_second"] > 0
 
 
+def test_completion_ends_where_the_cache_is_full(package, capsys):
+    out, _ = succeeds(capsys, "generate", package, "5,6,7", "--token-ids", "--max-new-tokens", 1000, "--json")
+    (row,) = json.loads(out)["rows"]
+    assert row["finish_reason"] == "cache_full" and len(row["tokens"]) == 64 - 3 + 1
+
+
 def test_multiple_prompts_run_as_batch_rows(tiny_checkpoint, exported, capsys):
     package = exported(tiny_checkpoint("qwen2"), batch_size=2)
     out, _ = succeeds(capsys, "generate", package, PROMPT, "the list", "--max-new-tokens", 4)
