@@ -12,6 +12,7 @@ import pytest
 
 from partita.cli import run
 from partita.commands.chat import SCHEMA as SCHEMA_OF_CHAT
+from partita.library.engine.requests import Ticket
 from partita.library.generation import Conversation
 from partita.runtime.generate.prefix_file import read_content
 from partita.runtime.generate.prefixes import LEAST_TOKENS
@@ -122,9 +123,14 @@ def chat(monkeypatch: pytest.MonkeyPatch, text: str, *words: object) -> int:
 
 
 def test_chat_command_starts_with_system_prefix(package, long, tmp_path, capsys, monkeypatch):
-    tickets = []
+    tickets: list[Ticket] = []
     finish = Conversation.finish
-    monkeypatch.setattr(Conversation, "finish", lambda each: tickets.append(finish(each)) or tickets[-1])
+
+    def told(conversation: Conversation) -> Ticket:
+        tickets.append(finish(conversation))
+        return tickets[-1]
+
+    monkeypatch.setattr(Conversation, "finish", told)
     said = tmp_path / "said.json"
     begins = {"schema": SCHEMA_OF_CHAT, "messages": [{"role": "system", "content": LONG}]}
     said.write_text(json.dumps(begins), encoding="utf-8")

@@ -17,6 +17,7 @@ from partita.library.engine.remote import RemoteEngine
 from partita.library.generation import Generation
 from partita.options.generation import BatchOptions
 from partita.providers.resolve import parse_chain
+from tests.commands.test_place import press_ctrl_c
 from tests.conftest import REPOSITORY
 
 PROMPT = [5, 6, 7]
@@ -74,10 +75,6 @@ def test_ctrl_c_interrupts_only_current_generation(lasting, monkeypatch):
             next(generation)
     assert list(generation) == [] and generation.finish_reason == "interrupted"
     assert model.generate(PROMPT, max_new_tokens=4, stop_token_ids=()).run().tokens == expected
-
-
-def press_ctrl_c(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 GENERATES = """

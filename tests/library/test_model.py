@@ -24,6 +24,7 @@ from partita.library.batches.journal import contents_hash
 from partita.library.engine.local import LocalEngine
 from partita.runtime.ort.binding import Binding
 from tests.commands.test_cli import spoil_known_answer
+from tests.commands.test_place import press_ctrl_c
 from tests.conftest import REPOSITORY
 from tests.foreign.test_any_decoder import LOOKED_UP, folder_of
 from tests.runtime.handmade_packages import handmade
@@ -119,10 +120,6 @@ def test_ctrl_c_ends_only_current_generation(model, monkeypatch):
     assert report.totals is not None and report.totals.finish_reason == "interrupted"
     assert all(check.passed for check in report.checks)
     assert tokens(model) == expected
-
-
-def press_ctrl_c(*_: object, **__: object) -> None:
-    raise KeyboardInterrupt
 
 
 def test_partita_profiles_variable_saves_onnx_runtime_profiles(package, tmp_path, monkeypatch):

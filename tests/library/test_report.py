@@ -15,6 +15,7 @@ import partita
 from partita.bench.records import Bench
 from partita.library import bench as benchmark
 from partita.partition_reports import storage
+from tests.commands.test_place import press_ctrl_c
 
 RELU = """<ir_version: 10, opset_import: ["": 21]>
 g (float[N,4] x) => (float[N,4] y) { [first] h = Relu(x)  [second] y = Sigmoid(h) }"""
@@ -59,10 +60,7 @@ def test_placement_error_contains_report(tmp_path, process):
 def test_ctrl_c_during_place_raises_keyboard_interrupt(model, monkeypatch, process):
     where = "ort.session.Binding.run" if process == "this" else "worker.parent.Worker.wait"
 
-    def press(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(f"partita.runtime.{where}", press)
+    monkeypatch.setattr(f"partita.runtime.{where}", press_ctrl_c)
     with pytest.raises(KeyboardInterrupt):
         partita.place(model, "cpu", shapes={"x": (2, 4)}, process=process)
 

@@ -106,7 +106,7 @@ def test_attribute_becomes_constant_input_in_newer_opset(case, name):
 
 def test_option_named_by_provider_is_probed_at_its_default(case, monkeypatch):
     """Only the library knows this option, whose value is a file."""
-    asked = []
+    asked: list[tuple[str, str]] = []
 
     def try_with(lab, option, value, models, **_):
         asked.append((option, value))
