@@ -28,7 +28,6 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -156,14 +155,6 @@ class Writer:
         self.write(self.config.hook.pytest_report_to_serializable(config=self.config, report=report))
 
 
-@dataclass
-class Tally:
-    """What the summary says of one environment."""
-
-    outcomes: Counter[str] = field(default_factory=Counter)
-    seconds: float = 0.0
-
-
 class Claims:
     """Who runs which test file: the process that first made the file's mark in a folder known to both."""
 
@@ -213,7 +204,9 @@ class Orchestra:
         self.config = config
         self.children: dict[str, Child | str] = {}
         """Per environment its child, or the reason why there is none."""
-        self.tallies: dict[str, Tally] = {}
+        self.outcomes: dict[str, Counter[str]] = {}
+        """Per environment, the tests by outcome."""
+        self.seconds: dict[str, float] = {}
         self.names: dict[str, str] = {}
         """Node id of each test that runs elsewhere or is of an environment -> its environment."""
         self.claims: Claims | None = None
@@ -316,26 +309,20 @@ class Orchestra:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Count. A test is what its call was, unless setup or teardown did not pass."""
         name = self.names.get(report.nodeid, "main suite")
-        tally = self.tallies.setdefault(name, Tally())
-        tally.seconds += report.duration
-        if report.when == "call" or report.outcome != "passed":
-            tally.outcomes[report.outcome] += 1
+        self.seconds[name] = self.seconds.get(name, 0.0) + report.duration
+        outcomes = self.outcomes.setdefault(name, Counter())
+        outcomes[report.outcome] += report.when == "call" or report.outcome != "passed"
 
     def pytest_terminal_summary(self, terminalreporter: TerminalReporter) -> None:
         """One line per environment: its wheels, and how its tests ended."""
-        if not self.tallies:
+        if not self.outcomes:
             return
-        rows: list[tuple[str, ...]] = [("environment", "runtime", "passed", "failed", "skipped", "seconds")]
-        for name, tally in self.tallies.items():
-            counts = [str(tally.outcomes[outcome]) for outcome in ("passed", "failed", "skipped")]
+        terminalreporter.section("environments")
+        for name, outcomes in self.outcomes.items():
             child = self.children.get(name)
             wheels = child.wheels if isinstance(child, Child) else "-" if isinstance(child, str) else runtime_wheels()
-            rows.append((name, wheels, *counts, f"{tally.seconds:.0f}"))
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        terminalreporter.section("environments")
-        for row in rows:
-            cells = [c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
-            terminalreporter.write_line("  ".join(cells).rstrip())
+            counts = ", ".join(f"{outcomes[each]} {each}" for each in ("passed", "failed", "skipped"))
+            terminalreporter.write_line(f"{name} ({wheels}): {counts}, {self.seconds[name]:.0f} s")
 
     def pytest_sessionfinish(self) -> None:
         for child in self.children.values():

@@ -19,12 +19,7 @@ Inputs = dict[str, tuple[int, tuple[int, ...]]]
 
 
 def save(
-    path: Path,
-    nodes: Sequence[onnx.NodeProto],
-    inputs: Inputs,
-    constants: dict[str, Array],
-    *,
-    opset: int = 21,
+    path: Path, nodes: Sequence[onnx.NodeProto], inputs: Inputs, constants: dict[str, Array], opset: int = 21
 ) -> Path:
     """Write a model; the outputs are those of the last node."""
     tensors = [numpy_helper.from_array(values, name) for name, values in constants.items()]
@@ -37,18 +32,7 @@ def save(
     return path
 
 
-def packed(
-    path: Path,
-    *,
-    bits: int = 4,
-    block: int = 32,
-    level: int | None = 4,
-    zeros: str = "",
-    order: bool = False,
-    constant: bool = True,
-    rows: int = 1,
-    size: int = 256,
-) -> Path:
+def packed(path, *, bits=4, block=32, level=4, zeros="", order=False, constant=True, rows=1, size=256) -> Path:
     """MatMulNBits. `zeros`: integer or float zero points; `order`: with g_idx; `constant`: the weight is one."""
     rng, blocks = np.random.default_rng(0), size // block
     constants: dict[str, Array] = {
@@ -115,17 +99,7 @@ def dequantised(path: Path, *, transposed: bool, size: int = 256) -> Path:
 
 
 def grouped(
-    path: Path,
-    *,
-    tokens: int = 16,
-    past: int = 0,
-    length: int = 64,
-    heads: int = 4,
-    head_size: int = 64,
-    kind: int = FLOAT,
-    cache: int | None = None,
-    extra: str = "",
-    **given: Any,
+    path, *, tokens=16, past=0, length=64, heads=4, head_size=64, kind=FLOAT, cache=None, extra="", **given: Any
 ) -> Path:
     """GroupQueryAttention with lengths as constants. `extra`: bias or sink; `cache`: element type."""
     dtype = helper.tensor_dtype_to_np_dtype(kind)
@@ -155,9 +129,7 @@ def grouped(
     return _typed(save(path, [node], inputs, constants), [kind, kept, kept])
 
 
-def multi_head(
-    path: Path, *, tokens: int = 16, head_size: int = 64, kind: int = FLOAT, extra: str = "", **given: Any
-) -> Path:
+def multi_head(path, *, tokens=16, head_size=64, kind=FLOAT, extra="", **given: Any) -> Path:
     """MultiHeadAttention. `extra`: mask (of keys), bias or past."""
     inputs: Inputs = {}
     inputs |= dict.fromkeys("qkv", (kind, (1, tokens, 4 * head_size)))

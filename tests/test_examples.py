@@ -1,4 +1,4 @@
-"""Runs the examples of README.md, the docs pages and --help on the demo model or its package."""
+"""Runs the examples of README.md, of the docs pages and of --help on the demo model or its package."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import typer.main
 from onnx import parser
 
 from partita import cli
-from tests.conftest import REPOSITORY, TinyCheckpoint, require
+from tests.conftest import DEMO_CHECKPOINT, REPOSITORY, TinyCheckpoint, require
 
 PAGES = (
     "README.md",
@@ -138,3 +138,26 @@ def limited(arguments: list[str]) -> bool:
     """Whether the example asks for something that a machine may not have; WebGPU is not in this environment's wheel."""
     named = {name for argument in arguments for name in argument.split(",")}
     return bool({"--max-cpu-nodes", "--require", "--providers", "--dry-run", "webgpu"} & named)
+
+
+# Python examples, which run in one process and print what their comments say
+
+
+def python_of(page: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", (REPOSITORY / page).read_text("utf-8"), re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("checkpoint", ["llama", pytest.param("demo", marks=pytest.mark.heavy)])
+def test_documentation_examples_print_documented_output(checkpoint, tiny_checkpoint, tmp_path, monkeypatch, capsys):
+    theirs = DEMO_CHECKPOINT if checkpoint == "demo" else tiny_checkpoint(checkpoint)
+    shutil.copytree(theirs, tmp_path / "my-checkpoint")
+    onnx.save(parser.parse_model(VISION), tmp_path / "model.onnx")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    first, *others = python_of("docs/python.md")  # exports the package that all others load
+    for block in (first, *python_of("README.md"), *others):
+        exec(compile(block, "docs/python.md", "exec"), names)
+        printed = capsys.readouterr()
+        assert all(text in printed.out for text in re.findall(r"# prints (.*)$", block, re.MULTILINE)), printed.out
+        assert printed.err == ""
+    assert "<html" in (tmp_path / "run.html").read_text("utf-8").lower()

@@ -1,15 +1,11 @@
-"""The rules about imports and modules, as a checker that reads source text and runs nothing.
-
-`violations(root)` applies every rule to a tree; the test below applies it to Partita.
-"""
+"""The rules about imports and modules, as a checker that reads source text and runs nothing."""
 
 from __future__ import annotations
 
 import ast
 import subprocess
 import sys
-from dataclasses import dataclass
-from graphlib import CycleError, TopologicalSorter
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 from tests.conftest import REPOSITORY
@@ -85,7 +81,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 # What the package root may name under TYPE_CHECKING; it imports nothing.
 ROOT_OFFERS = ("library", "errors")
 
-# Who may import a library; a name that ends with / is a folder.
+# Folders whose modules may import a library.
 ONLY_IN: dict[str, tuple[str, ...]] = {
     "onnxruntime": ("runtime/ort/",),
     "torch": ("export/",),
@@ -98,14 +94,6 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
 }
 
 
-@dataclass(frozen=True)
-class Import:
-    """One imported module, by full dotted name, and the line that imports it."""
-
-    target: str
-    line: int
-
-
 def modules_of(root: Path) -> dict[str, Path]:
     """Dotted name -> file of every module under the package folder `root`."""
     found = {}
@@ -115,103 +103,57 @@ def modules_of(root: Path) -> dict[str, Path]:
     return found
 
 
-def imports_of(tree: ast.Module, known: dict[str, Path]) -> list[Import]:
-    """Every import in `tree`, wherever it stands; `from a import b` names a.b when that is a module of ours."""
+def imports_of(tree: ast.AST, known: dict[str, Path]) -> list[tuple[str, int]]:
+    """Every import in `tree` and its line; `from a import b` names a.b when that is a module of ours."""
     found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found += [Import(alias.name, node.lineno) for alias in node.names]
+            found += [(alias.name, node.lineno) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
-            for alias in node.names:
-                full = f"{base}.{alias.name}"
-                found.append(Import(full if full in known else base, node.lineno))
-        elif isinstance(node, ast.Call):
-            found += _dynamic_import(node)
+            full = [f"{base}.{alias.name}" for alias in node.names]
+            found += [(name if name in known else base, node.lineno) for name in full]
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if called in ("import_module", "__import__"):
+                found.append((str(node.args[0].value), node.lineno))
     return found
 
 
-def _dynamic_import(node: ast.Call) -> list[Import]:
-    """`import_module("x")` and `__import__("x")` with a literal name."""
-    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-    if name in ("import_module", "__import__") and node.args:
-        first = node.args[0]
-        if isinstance(first, ast.Constant) and isinstance(first.value, str):
-            return [Import(first.value, node.lineno)]
-    return []
-
-
-def violations(root: Path) -> list[str]:
-    """Every breach of a rule in the package folder `root`, as `file:line: what`."""
-    known = modules_of(root)
+def violations(known: dict[str, Path]) -> list[str]:
+    """Every import that a rule forbids, as `file:line: what`."""
     found: list[str] = []
-    edges: dict[str, set[str]] = {}
     for name, path in known.items():
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        where = path.relative_to(root).as_posix()
-        imports = imports_of(tree, known)
-        found += _of_the_root(root.name, tree, known) if name == root.name else []
-        found += _layer_breaches(root.name, name, where, imports)
-        found += _library_breaches(where, imports)
-        if name != root.name:  # its imports are for type checkers
-            edges[name] = {i.target for i in imports if i.target in known and i.target != name}
-    return found + _cycles(edges)
-
-
-def _layer_breaches(package: str, name: str, where: str, imports: list[Import]) -> list[str]:
-    if name == package:
-        return []  # what it offers it finds by name when it is asked for; see `_of_the_root`
-    room = _room(package, name)
-    if room not in MAY_IMPORT:
-        return [f"{where}:1: {room} is in no layer; add it to MAY_IMPORT in tests/test_imports.py"]
-    allowed = MAY_IMPORT[room] | {room}
-    found = []
-    for item in imports:
-        target = _room(package, item.target)
-        if target and target not in allowed:
-            found.append(f"{where}:{item.line}: {room} imports {target}")
+        tree, where = ast.parse(path.read_text(encoding="utf-8")), path.relative_to(REPOSITORY / "partita").as_posix()
+        room = room_of(name)
+        if room and room not in MAY_IMPORT:
+            found.append(f"{where}: {room} is in no layer; add it to MAY_IMPORT in tests/test_imports.py")
+        for node in tree.body:
+            for_types = isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
+            # The root names what it offers to type checkers alone: importing it loads nothing.
+            allowed = MAY_IMPORT.get(room, set()) | {room} if room else set(ROOT_OFFERS) if for_types else set()
+            for target, line in imports_of(node, known):
+                if room_of(target) and room_of(target) not in allowed:
+                    found.append(f"{where}:{line}: {room or 'the package root'} imports {target}")
+                homes = ONLY_IN.get(target.partition(".")[0], ())
+                if homes and not where.startswith(homes):
+                    found.append(f"{where}:{line}: imports {target}, which only {' and '.join(homes)} may")
     return found
 
 
-def _of_the_root(package: str, tree: ast.Module, known: dict[str, Path]) -> list[str]:
-    """The root names the rooms that it offers something of, to type checkers alone: importing it loads nothing."""
-    found = []
-    for node in tree.body:
-        checked = isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
-        for item in imports_of(ast.Module([node], []), known):
-            room = _room(package, item.target)
-            if room and not (checked and room in ROOT_OFFERS):
-                found.append(f"__init__.py:{item.line}: the package root imports {item.target}")
-    return found
-
-
-def _room(package: str, dotted: str) -> str:
+def room_of(dotted: str) -> str:
     """`partita.export.passes.x` -> `export`; empty for the package root and for foreign modules."""
     parts = dotted.split(".")
-    return parts[1] if parts[0] == package and len(parts) > 1 else ""
-
-
-def _library_breaches(where: str, imports: list[Import]) -> list[str]:
-    found = []
-    for item in imports:
-        library = item.target.split(".")[0]
-        homes = ONLY_IN.get(library)
-        if homes and not any(where == home or (home.endswith("/") and where.startswith(home)) for home in homes):
-            found.append(f"{where}:{item.line}: imports {library}, which only {' and '.join(homes)} may")
-    return found
-
-
-def _cycles(edges: dict[str, set[str]]) -> list[str]:
-    try:
-        TopologicalSorter(edges).prepare()
-    except CycleError as error:
-        return ["import cycle: " + " -> ".join(error.args[1])]
-    return []
+    return parts[1] if parts[0] == "partita" and len(parts) > 1 else ""
 
 
 def test_partita_has_no_import_violations():
-    assert len(modules_of(REPOSITORY / "partita")) > 10, "the checker looked in the wrong place"
-    assert violations(REPOSITORY / "partita") == []
+    known = modules_of(REPOSITORY / "partita")
+    assert len(known) > 10, "the checker looked in the wrong place"
+    assert violations(known) == []
+    edges = {name: imports_of(ast.parse(path.read_text("utf-8")), known) for name, path in known.items()}
+    del edges["partita"]  # its imports are for type checkers
+    TopologicalSorter({name: {to for to, _ in all} & {*known} - {name} for name, all in edges.items()}).prepare()
 
 
 CHILDREN = (

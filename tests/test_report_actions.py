@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from partita import cli
-from partita.diagnosis.reasons import REASONS, steps_of
+from partita.diagnosis.reasons import steps_of
 from partita.diagnosis.records import VariantRecord
 from partita.diagnosis.steps import CHECKPOINT, steps_for
 from partita.partition_reports.records import Report
 from partita.partition_reports.sections.fallbacks import actions_for, situation_of, top_actions
-from partita.partition_reports.sections.model import Command, Line
+from partita.partition_reports.sections.model import Command
 from partita.partition_reports.sections.report import remedies
 from tests.foreign.conftest import SAMPLES
 from tests.partition_reports.report_changes import mixed
@@ -136,13 +136,6 @@ def test_action_never_exports_package_with_its_current_options() -> None:
     assert [words[-1] for words in half] == ["fp32"]
 
 
-def test_unavailable_provider_remedy_comes_first() -> None:
-    report = REPORTS["unavailable"]()
-    first, second = remedies(report)
-    assert isinstance(first, Line) and first.text == "pip install onnxruntime-webgpu"
-    assert isinstance(second, Command) and second.arguments == ("partita", "providers")
-
-
 @pytest.mark.usefixtures("stand_ins")
 def test_suggested_export_removes_fallbacks(tiny_checkpoint, exported, tmp_path, monkeypatch) -> None:
     """GroupQueryAttention has no float32 kernel on CUDA; the suggested package has no fallback."""
@@ -161,13 +154,3 @@ def test_suggested_export_removes_fallbacks(tiny_checkpoint, exported, tmp_path,
     words = [str(checkpoint) if word == CHECKPOINT else word for word in action.remedy.command]
     assert cli.run([*words[1:], "--max-length", "64"]) == 0
     assert placed(Path(words[3])).fallbacks == ()
-
-
-@pytest.mark.parametrize("reason", sorted(REASONS))
-def test_actions_for_unavailable_provider_have_no_placeholders(reason: str) -> None:
-    """A provider that fails on a graph carries a node's reason, whose actions name checkpoint and package."""
-    report = recorded("webgpu")
-    first = report.chain[0].model_copy(update={"status": "unavailable", "reason": reason})
-    missing = report.model_copy(update={"chain": (first, *report.chain[1:])})
-    for action in top_actions(missing):
-        assert not any("{" in word for word in (action.title, *action.remedy.command))

@@ -36,33 +36,31 @@ MODEL = (
     '<ir_version: 10, opset_import: ["" : 21]>\n'
     "g (float[2,4] x) => (float[2,4] y) {\n  [a] h = Relu(x)\n  [b] y = Elu<alpha=3.0>(h)\n}"
 )
+PLACE = "place m.onnx --probe-seconds 0 --provider"
+RUNS = (
+    (f"{PLACE} moon,cpu --report run.json --provider-option lunar.crater=Tycho", 0, "is not used: not_in_build"),
+    ("report explain run.json b", 0, "wait for it"),
+    ("report show run.json --full", 0, "lunar"),
+    ("report check run.json --require provider=lunar,nodes>=1", 5, "lunar"),
+    (f"{PLACE} lunar", 3, "not_in_build"),
+    (f"{PLACE} lumar", 2, "lunar"),
+    (f"{PLACE} lunar,cpu --provider-option lunar.creater=Tycho", 2, "crater"),
+    ("providers --json", 0, '"lunar"'),
+)
+"""Command line, exit code and part of what is printed."""
 SCRIPT = """
-import contextlib, io, json
+import contextlib, io, json, sys
 from partita.cli import run
 from partita.commands.build import complete_chain
-from partita.providers.resolve import known_providers
-from partita.providers.resolve import explain
-
-def told(*words):
-    out, err = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = run([str(word) for word in words])
-        out.flush()
-    return {"code": code, "out": out.buffer.getvalue().decode(), "err": err.getvalue()}
-
-place = ("place", "m.onnx", "--probe-seconds", 0, "--provider")
-print(json.dumps(dict(
-    completed=str(complete_chain("lun")),
-    placed=told(*place, "moon,cpu", "--report", "run.json", "--provider-option", "lunar.crater=Tycho"),
-    explained=told("report", "explain", "run.json", "b"),
-    shown=told("report", "show", "run.json", "--full"),
-    checked=told("report", "check", "run.json", "--require", "provider=lunar,nodes>=1"),
-    alone=told(*place, "lunar"),
-    misspelt=told(*place, "lumar"),
-    misused=told(*place, "lunar,cpu", "--provider-option", "lunar.creater=Tycho"),
-    started=explain(known_providers()["lunar"], ["E: no moon in sight tonight"]).reason,
-    providers=told("providers", "--json"),
-)))
+from partita.providers.resolve import explain, known_providers
+for line in sys.argv[1:]:
+    said = io.TextIOWrapper(io.BytesIO(), "utf-8")
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        code = run(line.split())
+        said.flush()
+    print(json.dumps([code, said.buffer.getvalue().decode().lower()]))
+assert "lunar" in str(complete_chain("lun"))
+assert explain(known_providers()["lunar"], ["E: no moon in sight tonight"]).reason == "device_missing"
 """
 
 
@@ -72,17 +70,7 @@ def test_single_file_provider_appears_in_commands_and_errors(tmp_path: Path) -> 
     inside = f"import partita.providers\npartita.providers.__path__.append({str(tmp_path)!r})\n"
     (tmp_path / "sitecustomize.py").write_text(inside)  # of worker processes, too
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{REPOSITORY}", "COLUMNS": "200"}
-    command = [sys.executable, "-c", SCRIPT]
+    command = [sys.executable, "-c", SCRIPT, *(line for line, _, _ in RUNS)]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert "lunar" in found["completed"]
-    assert found["placed"]["code"] == 0, found["placed"]
-    assert "is not used: not_in_build" in found["placed"]["err"] and "wait for it" in found["placed"]["err"]
-    assert "not_in_build" in found["explained"]["out"] and "wait for it" in found["explained"]["out"]
-    assert "lunar" in found["shown"]["out"].lower()
-    assert found["checked"]["code"] == 5
-    assert found["alone"]["code"] == 3 and "not_in_build" in found["alone"]["err"]
-    assert found["misspelt"]["code"] == 2 and "lunar" in found["misspelt"]["err"]
-    assert found["misused"]["code"] == 2 and "crater" in found["misused"]["err"]
-    assert found["started"] == "device_missing"
-    assert '"lunar"' in found["providers"]["out"]
+    for (line, code, part), found in zip(RUNS, map(json.loads, done.stdout.splitlines()), strict=True):
+        assert found[0] == code and part in found[1], (line, found)

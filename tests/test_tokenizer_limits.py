@@ -44,7 +44,6 @@ def charsmap(text: bytes) -> dict[str, Any]:
     return {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(table).decode()}
 
 
-BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
 METASPACE = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
 THOUSAND = replace("a", "a" * 1000)
 NORMALIZED = {
@@ -168,19 +167,6 @@ def test_expensive_text_is_rejected_within_time_and_memory_limits(
         loaded.encode(text)
     assert time.monotonic() - began < 20 and loaded.encode("hello")
     assert capfd.readouterr().err == ""
-
-
-def test_padding_setting_of_tokenizer_file_is_ignored(tmp_path):
-    padding = {
-        "strategy": {"Fixed": 10**12},
-        "direction": "Right",
-        "pad_to_multiple_of": None,
-        "pad_id": 0,
-        "pad_type_id": 0,
-        "pad_token": "a",
-    }
-    for kind in ("tokenizers", "transformers"):
-        assert len(load_text(save(tmp_path, {"padding": padding}), kind).encode("hello")) < 10
 
 
 def test_length_limit_of_text_applies_only_when_fits_is_true(tmp_path):

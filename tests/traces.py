@@ -35,7 +35,6 @@ class Traces:
         self.trace, self.kept = trace, dict[Any, Any]()
         self.on = True
         self.item: pytest.Item | None = None
-        self.made = self.taken = 0
 
     def __call__(
         self, fake: FakeModel, lowering: Lowering, spec: TraceSpec, progress: Stage | None = None
@@ -43,10 +42,7 @@ class Traces:
         if not self.on or replaces_export_code(self.item):
             return self.trace(fake, lowering, spec, progress)
         key = what_decides(fake), lowering, spec
-        if key in self.kept:
-            self.taken += 1
-        else:
-            self.made += 1
+        if key not in self.kept:
             self.kept[key] = self.trace(fake, lowering, spec, progress)
         traced: TracedGraph = self.kept[key]
         return traced.copy()

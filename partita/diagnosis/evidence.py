@@ -14,7 +14,7 @@ from typing import Literal
 from partita.diagnosis.graphs import LAYOUT, MEMCPY_OPS
 from partita.diagnosis.probe_conclusions import OTHER_OPERATOR, Finding, conclusions, opening
 from partita.observations.codes import EvidenceKind
-from partita.observations.facts import FAILED, NEIGHBOURS, NodeProbe, RejectedPart
+from partita.observations.facts import FAILED, NEIGHBOURS, OWN_MESSAGES, NodeProbe, RejectedPart
 from partita.observations.grouping import grouped
 from partita.observations.names import CPU, UNKNOWN
 from partita.observations.patterns import LogPattern
@@ -49,6 +49,8 @@ class Context:
     """Native log lines that mention the node or one that it replaces."""
     patterns: tuple[LogPattern, ...] = ()
     """Patterns of the skipped provider for `log` and `session_log`; each gives a reason."""
+    message_patterns: tuple[LogPattern, ...] = ()
+    """Patterns of the skipped provider for its message in `probe`."""
     session_log: tuple[str, ...] = ()
     """Native log lines that match a pattern without a node name; they are about the whole graph."""
     pin: str | None = None
@@ -97,6 +99,7 @@ def all_findings(context: Context) -> Iterator[Finding]:
         yield Finding("no_kernel_op", "probed", "alone_said", outcome, OTHER_OPERATOR)
     if context.rejected_part is not None:
         yield Finding("subgraph_rejected", "probed", "part", _whole_graph(context.rejected_part, context))
+    yield from _message(context)
     yield from _experiments(context)
     yield _unexplained(context)
 
@@ -209,6 +212,16 @@ def _operator_outcome(context: Context) -> str:
     patterns = [pattern.pattern for pattern in context.patterns if pattern.reason == "no_kernel_op"]
     named = re.search(rf"\b{re.escape(context.op_type)}\b", first.message)
     return opening(first) if named and any(re.search(pattern, first.message) for pattern in patterns) else ""
+
+
+def _message(context: Context) -> Iterator[Finding]:
+    """The reason in the provider's own message about the unchanged node, if it names another one than the operator."""
+    first = context.probe.variants[0] if context.probe is not None and context.outcome == "rejected" else None
+    if first is None or first.message.startswith(OWN_MESSAGES):
+        return
+    found = (each.reason for each in context.message_patterns if re.search(each.pattern, first.message))
+    if (code := next(found, "no_kernel_op")) != "no_kernel_op":
+        yield Finding(code, "probed", "alone_said", opening(first))
 
 
 def _whole_graph(part: RejectedPart, context: Context) -> str:

@@ -113,6 +113,7 @@ def context_of(index: SessionIndex, node: PlacedNode, skipped: ChainEntry) -> Co
         skipped=skipped,
         log=index.log.get(name, ()),
         patterns=facts.patterns,
+        message_patterns=facts.message_patterns,
         session_log=index.graph_log,
         rejected_part=_part_of(facts.rejected, ()),
         budget=facts.budget,

@@ -235,12 +235,18 @@ class RejectedPart:
         return (self, *self.other_parts)
 
 
+OWN_MESSAGES = ("it is not among", "of its function", "the CPU provider runs it")
+"""Beginnings of messages about a rejected node that are the laboratory's, not the provider's."""
+
+
 @dataclass(frozen=True, slots=True)
 class ProviderFacts:
     """Facts about one provider of the chain in one session."""
 
     patterns: tuple[LogPattern, ...] = ()
     """Log patterns with reasons."""
+    message_patterns: tuple[LogPattern, ...] = ()
+    """Patterns of its message about a node in a probe, with reasons."""
     budget: str = ""
     """The user's memory budget as written; empty if there is none."""
     probes: Mapping[str, NodeProbe] = field(default_factory=dict)

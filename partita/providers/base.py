@@ -159,6 +159,9 @@ class Provider:
     """Multi-line regular expressions with groups `node` and `why` for VERBOSE log lines about unsupported nodes, the
     most specific first. Used only in probes, which open one node.
     """
+    message_patterns: tuple[LogPattern, ...] = ()
+    """Its message about an unsupported node (`why`) -> the reason if no change of the node shows one; the first match
+    applies. `no_kernel_op`: the message names no other cause."""
     start_patterns: tuple[LogPattern, ...] = ()
     """Log lines of a failed start; tried before the patterns shared by all providers."""
     remedies: Mapping[str, Remedy] = field(default_factory=dict)

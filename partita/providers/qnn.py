@@ -22,8 +22,8 @@ MODES = (
 EMULATED = (("soc_model", "43"),) if platform.machine().lower() in ("x86_64", "amd64") else ()
 """The chip that the emulator simulates: SM8550, whose HTP (v73) computes in float16. Real devices need no value."""
 
-UNIT = r"Node name: (?P<node>\S*) Node index: \d+\n\s*REASON : "
-"""Log line of an unsupported node unit (LogNodeSupport in qnn_execution_provider.cc, 2.7.0)."""
+UNIT = r"Node name: (?P<node>\S*) Node index: \d+(?=(?:\n.*Node name: .*)*\n\s*REASON : (?P<why>{})[^\n]*)"
+"""Log lines of one node of an unsupported unit (LogNodeSupport in qnn_execution_provider.cc, 2.7.0)."""
 
 NO_DEVICE = Remedy("it needs a Qualcomm NPU, or on x86-64 the emulator in onnxruntime-qnn")
 
@@ -36,9 +36,9 @@ PROVIDER = Provider(
     compiles=True,
     cache_option="cache_dir",
     why_patterns=(
-        UNIT + r"(?!Failed to add node)(?P<why>[^\n]+)",
+        UNIT.format(r"(?!Failed to add node)[^\n]+"),
         r"(?P<why>QNN\.\w+\(\) failed for node `(?P<node>[^`]+)` of type `[^`]+` with error code \d+)",
-        UNIT + r"(?P<why>[^\n]+)",
+        UNIT.format(r"[^\n]+"),
     ),
     plugin=Plugin(
         "onnxruntime-qnn",
@@ -76,6 +76,7 @@ PROVIDER = Provider(
         Option("device_id", "int", "0", "number of the device"),
         choice("profiling_level", "off basic detailed optrace", "detail of QNN's own profile"),
         Option("profiling_file_path", "path", "", "CSV file of the profile"),
+        Option("op_affinity", "path", "", 'JSON file of operators to run on it: {"op_type": {"Attention": "htp"}}'),
         Option("op_packages", "text", "", "custom operators: type:library:symbol[:target],…"),
         Option("dump_json_qnn_graph", "bool", "0", "write the QNN graphs as JSON"),
         Option("json_qnn_graph_dir", "path", "", "folder of these JSON files"),
@@ -88,6 +89,15 @@ PROVIDER = Provider(
             "no_kernel_op",
             r"(?:Unsupported nodes in QNN EP: |\}(?:, )?)\{ name: (?P<node>.*?), type: (?P<op>\w+)(?= ?\})",
         ),
+    ),
+    message_patterns=(
+        LogPattern("option_needed", r"by the \w+ provider option"),
+        LogPattern(
+            "no_kernel_op",
+            r"Operators of type|operator not supported|does not support \w+ on|backend only|branch op|must be static|"
+            r"Cannot get shape|[Ff]ailed|graph (in|out)put|not com\.microsoft",
+        ),
+        LogPattern("attribute_unsupported", r"."),
     ),
     start_patterns=(
         LogPattern("library_missing", r"(?P<why>Unable to load backend.*)"),

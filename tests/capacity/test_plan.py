@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 import partita
 from partita import dtypes
 from partita.capacity.costs import graph_costs
-from partita.capacity.memory import Arena, Requirements
+from partita.capacity.memory import Requirements
 from partita.capacity.records import FormRates, MachineRates, Plan
 from partita.capacity.speed import with_bounds
 from partita.cli import run
@@ -22,11 +24,7 @@ from partita.library.planning import here_rates
 from partita.package.folder import read_manifest
 from partita.partition_reports.phase_records import Subgraphs
 from partita.partition_reports.render.show import load_view
-from partita.process import rss_bytes
-from partita.providers.resolve import parse_chain
-from partita.remedies import Remedy
 from partita.runtime.generate.loop import GenerationLoop
-from tests.capacity.shapes import COMMON, SHAPES, run_package
 from tests.conftest import REPOSITORY, Exported, TinyCheckpoint
 
 MIB = 1 << 20
@@ -59,33 +57,6 @@ def known_rates(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def package(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> Path:
     return exported(tiny_checkpoint("llama"))
-
-
-@pytest.mark.parametrize(
-    ("sizes", "regions"),
-    [
-        ([786432] * 2 + [1310720] * 3 + [25165824], [1, 2, 4, 32]),
-        ([1179648] * 2 + [1966080] * 3 + [37748736], [2, 2, 4, 8, 64]),
-        ([1835008] * 2 + [2359296] * 3 + [58720256], [2, 2, 4, 8, 64]),
-    ],
-)
-def test_arena_regions_match_onnx_runtime_log(sizes: list[int], regions: list[int]) -> None:
-    """The first tensors of a prompt of 512 tokens of the models in tests/capacity/shapes.py, as ONNX Runtime 1.31.1
-    logged them ("Extended allocation by").
-    """
-    arena = Arena()
-    chunks = [arena.allocate(size) for size in sizes]
-    by_region = [[chunk.size for chunk in (*chunks, *arena.free) if chunk.region == at] for at in range(len(regions))]
-    assert [sum(found) // MIB for found in by_region] == regions and sum(arena.touched) == sum(sizes)
-
-
-def test_freed_memory_is_reused() -> None:
-    arena = Arena()
-    for _ in range(3):
-        for place in [arena.allocate(300 * 1024) for _ in range(3)]:
-            arena.release(place)
-    arena.allocate(900 * 1024)  # freed neighbours are joined
-    assert arena.touched == [900 * 1024]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int4"])
@@ -184,15 +155,8 @@ def test_device_speed_is_interval_from_data_sheet(package: Path, capsys: pytest.
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
 def test_invalid_input_fails_with_single_line(
-    arguments: list[str],
-    code: int,
-    message: str,
-    package: Path,
-    tiny_checkpoint: TinyCheckpoint,
-    tmp_path: Path,
-    known_rates: None,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    arguments, code, message, package, tiny_checkpoint, tmp_path, known_rates, capsys
+):
     import gguf
 
     files = {
@@ -266,18 +230,6 @@ def test_report_names_bound_of_each_phase(
         assert phase.bound.bound_by in ("waiting", "indeterminate") and phase.by_layer == ()
 
 
-def test_out_of_memory_error_names_largest_settings(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    manifest, error = read_manifest(package), ResourceError("out of memory", remedy=Remedy("free some"))
-    monkeypatch.setattr(planning, "stored_rates", lambda: RATES)
-    texts = []
-    for free in (1, 1 << 40):
-        monkeypatch.setattr(planning, "free_bytes", lambda free=free: free - rss_bytes())
-        texts.append(str(planning.with_what_fits(error, package, manifest, parse_chain("cpu"))))
-    assert texts[0] == "out of memory; largest that fit 1 B: nothing (see partita plan); free some"
-    assert "context 64 with batch 1" in texts[1]
-    assert planning.with_what_fits(error, package, manifest, parse_chain("webgpu")) is error
-
-
 @pytest.mark.parametrize("method", ["step", "add_request"])
 def test_out_of_memory_during_run_names_largest_settings(
     method: str, package: Path, monkeypatch: pytest.MonkeyPatch
@@ -290,6 +242,54 @@ def test_out_of_memory_during_run_names_largest_settings(
         text = r"out of memory; largest that fit .*: context 64 with batch 1 \(see partita plan\); close other models"
         with pytest.raises(ResourceError, match=text):
             model.generate([[5, 6, 7]], max_new_tokens=2).run()
+
+
+# The shapes of three real decoders with few layers, the memory of a process that runs them, and their speed
+
+
+SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "25M": (
+        "llama",
+        {"hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 6}
+        | {"num_key_value_heads": 2, "head_dim": 64, "vocab_size": 32000},
+    ),
+    "135M": (
+        "llama",
+        {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9}
+        | {"num_key_value_heads": 3, "head_dim": 64, "vocab_size": 49152},
+    ),
+    "0.5B": (
+        "qwen2",
+        {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 6, "num_attention_heads": 14}
+        | {"num_key_value_heads": 2, "vocab_size": 151936},
+    ),
+}
+"""Model type and config by size; 0.5B has 6 of its 24 layers."""
+COMMON = {"max_position_embeddings": 2048, "tie_word_embeddings": True}
+RUN = """
+import json, sys, time
+import partita
+from partita import process
+from partita.process import peak_rss_bytes
+process.own_process = True
+package, prompt, new, rows = sys.argv[1], *map(int, sys.argv[2:])
+model = partita.load(package, providers="cpu", observe=False, process="this")
+texts = [[1 + (at * 7919) % 20000 for at in range(prompt)]] * rows
+generation = model.generate(texts, max_new_tokens=new, stop_token_ids=())
+times = [time.perf_counter()]
+for step in generation:
+    times.append(time.perf_counter())
+steps = [after - before for before, after in zip(times[1:], times[2:])]
+print(json.dumps({"peak": peak_rss_bytes(), "step": min(steps), "median": sorted(steps)[len(steps) // 2]}))
+"""
+
+
+def run_package(package: Path, prompt: int, new: int, rows: int = 1) -> dict[str, float]:
+    """Peak memory of a generation in a process of its own, and the fastest and the median decode step in seconds."""
+    command = [sys.executable, "-c", RUN, str(package), *map(str, (prompt, new, rows))]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 def shape(size: str, tiny_checkpoint: TinyCheckpoint) -> Path:

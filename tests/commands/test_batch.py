@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import resource
 import signal
 import subprocess
@@ -19,7 +18,8 @@ import pytest
 
 from partita.cli import run
 from partita.partition_reports import storage
-from tests.conftest import REPOSITORY, require
+from tests.commands.test_cli import child_environment, heed
+from tests.conftest import require
 from tests.runtime.handmade_packages import ALL, handmade, known_tokens
 
 SECONDS = 60.0
@@ -51,13 +51,8 @@ def words(package: Path, source: Path, out: Path, *more: object) -> list[str]:
 
 
 def started(arguments: list[str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "partita", *arguments],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
+    command, environment = [sys.executable, "-m", "partita", *arguments], child_environment()
+    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, preexec_fn=heed)
 
 
 def test_parquet_input_produces_parquet_output(summing, tmp_path, capsys):

@@ -48,17 +48,6 @@ def test_bench_tokens_match_generate(package: Path, capsys: pytest.CaptureFixtur
     assert ours[: len(theirs)] == theirs and len(ours) == 6
 
 
-def test_reports_are_written_to_folder(package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = tmp_path / "reports"
-    succeeds(capsys, "bench", package, "--provider", "cpu", "--provider", NO_DEVICE, *QUICK, "--report", folder)
-    assert sorted(path.name for path in folder.iterdir()) == ["cpu.json", "cuda-cpu.json"]
-    report = storage.read(folder / "cpu.json")
-    assert (report.request.verb, report.request.prompt_tokens, report.request.max_new_tokens) == ("bench", 5, 4)
-    assert any(phase.observed_runs for phase in report.phases)
-    assert [check for check in report.checks if not check.passed] == []
-    succeeds(capsys, "report", "show", folder / "cpu.json")
-
-
 def test_failing_provider_exits_3_and_other_is_measured(package, capsys):
     assert run(["bench", str(package), "--providers", "cuda", "cpu", *QUICK]) == 3
     out, err = capsys.readouterr()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -18,8 +17,7 @@ from onnx import parser
 
 import partita
 from partita.cli import run
-from tests.commands.test_cli import heed_interrupts
-from tests.conftest import REPOSITORY
+from tests.commands.test_cli import child_environment, heed
 
 SECONDS = 300
 HEAD = '<ir_version: 10, opset_import: ["" : 21, "my" : 1]>\n'
@@ -40,8 +38,8 @@ def interrupt(command: list[str], variables: dict[str, str], begun: Callable[[],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), **variables},
-        preexec_fn=heed_interrupts,
+        env={**child_environment(), **variables},
+        preexec_fn=heed,
     )
     deadline = time.monotonic() + SECONDS
     while not begun() and child.poll() is None and time.monotonic() < deadline:
@@ -180,3 +178,15 @@ def test_model_with_ungeneratable_inputs_is_placed_but_not_run(tmp_path, kind, s
     (phase,) = report.phases
     assert phase.nodes and phase.observed_runs == 0 and all(check.passed for check in report.checks)
     assert any("not run" in note and says in note for note in report.notes)
+
+
+def test_second_dry_run_uses_stored_experiments_of_its_device(tmp_path, stand_ins):
+    """The sizes are of this test alone: others run in the same cache."""
+    text = "g (float[5,7,11] x) => (float[5,7,11] y) { [a] h = Abs(x) [b] y = Celu<alpha=2.5>(h) }"
+    onnx.save(parser.parse_model(HEAD + text), tmp_path / "m.onnx")
+    found = []
+    for device in ("h100", "h100", "t4"):
+        report = partita.place(tmp_path / "m.onnx", "cuda,cpu", dry_run=True, device=device)
+        assert report.probing is not None and [entry.node for entry in report.fallbacks] == ["b"]
+        found.append((report.probing.experiments > 0, report.probing.cached > 0))
+    assert found == [(True, False), (False, True), (True, False)]

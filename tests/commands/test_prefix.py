@@ -13,13 +13,11 @@ import pytest
 from partita.cli import run
 from partita.commands.chat import SCHEMA as SCHEMA_OF_CHAT
 from partita.commands.chat import Session
-from partita.library.engine.local import LocalEngine
-from partita.library.engine.requests import Ticket
 from partita.runtime.generate.prefix_file import read_content
 from partita.runtime.generate.prefixes import LEAST_TOKENS
 from tests.commands.test_chat import piped
 from tests.conftest import Exported, TinyCheckpoint
-from tests.drafts import always_draft
+from tests.library.engine.test_speculation import always_draft
 from tests.runtime.handmade_packages import VOCAB, handmade, known_tokens
 
 BEGIN, REST, SYSTEM = "return the value of the", " item in the list", "return the item"
@@ -108,36 +106,15 @@ def long(package: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
     return {kind: folder / kind for kind in words}
 
 
-def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many tokens the requests of each engine have copied, as it ends."""
-    found, total, over, close = list[int](), [0], LocalEngine._over, LocalEngine.close
-
-    def ended(engine: LocalEngine, ticket: Ticket, *given: Any, **more: Any) -> Any:
-        total[0] += ticket.copied_tokens
-        return over(engine, ticket, *given, **more)
-
-    def noted(engine: LocalEngine) -> None:
-        found.append(total[0])
-        total[0] = 0
-        close(engine)
-
-    monkeypatch.setattr(LocalEngine, "_over", ended)
-    monkeypatch.setattr(LocalEngine, "close", noted)
-    return found
-
-
-def test_input_file_rows_continue_prefix(package, long, tmp_path, capsys, monkeypatch):
-    found = copied(monkeypatch)
+def test_input_file_rows_continue_prefix(package, long, tmp_path, capsys):
     rests = [REST, "", " and"]
     answers = rows_of(tmp_path, package, [{"prompt": rest} for rest in rests], "--prefix", long["text"])
     assert [row["tokens"] for row in answers] == [tokens(capsys, package, LONG + rest)[0] for rest in rests]
-    assert found[0] >= (len(rests) - 1) * len(read_content(long["text"]).tokens)
     said: list[dict[str, Any]] = [{"prompt": "hi"}, {"messages": [{"role": "user", "content": "hi"}]}]
     answers = rows_of(tmp_path, package, said, "--prefix", long["system"])
     assert [row["tokens"] for row in answers] == tokens(capsys, package, "hi", "--system", LONG) * 2
     answers = rows_of(tmp_path, package, [{"tokens": [10]}], "--prefix", long["ids"], "--token-ids")
     assert [row["tokens"] for row in answers] == tokens(capsys, package, f"{IDS},10", "--token-ids")
-    assert sum(map(bool, found)) == 3
 
 
 def chat(monkeypatch: pytest.MonkeyPatch, text: str, *words: object) -> int:

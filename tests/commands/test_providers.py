@@ -21,7 +21,7 @@ from partita.errors import UsageError
 from partita.machine import EnvironmentFinding, MachineReport, ProviderEntry
 from partita.options.inspection import ProvidersCommand
 from partita.providers.resolve import known_providers
-from partita.runtime.machine import Wheel, describe_machine, environment_findings, owns_runtime, runtime_wheels
+from partita.runtime.machine import Wheel, describe_machine, environment_findings
 from partita.runtime.ort.registry import available_ort_names
 from tests.conftest import REPOSITORY
 from tests.views import print_text
@@ -169,12 +169,6 @@ def test_duplicate_onnx_runtime_wheels_are_a_finding(tmp_path):
     assert "onnxruntime-openvino 1.24.1" in finding["evidence"]
     assert "overwrote each other's files" in finding["evidence"]
     assert finding["remedies"][0]["command"][:4] == ["pip", "uninstall", "--yes", "onnxruntime"]
-
-
-def test_installed_onnx_runtime_wheel_is_listed_once():
-    assert len(runtime_wheels()) == 1
-    assert owns_runtime("onnxruntime/__init__.py,sha256=x,1\n")
-    assert not owns_runtime("my/onnxruntime/__init__.py,sha256=x,1\n")
 
 
 A = (Wheel("onnxruntime", "1.31.1", "/a"),)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import shlex
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from partita.cli import run
 from partita.partition_reports import storage
 from tests.conftest import TinyCheckpoint
 from tests.partition_reports.report_changes import mixed
+from tests.test_outputs import write_model
 
 CASES = """
 bench package -e cpu
@@ -112,6 +114,8 @@ generate package -e cpu -i rows.jsonl
     2 -o o.jsonl --address auto --max-cpu-nodes 0 :: --address cannot be combined with
     2 -o o.jsonl --address auto --report r.json :: --address cannot be combined with
     2 -o o.jsonl --address local --prefix h :: --address cannot be combined with
+place cut.onnx
+    1 -e cpu :: its weights file 'cut.onnx.data' is truncated: it has 5 bytes, but the graph reads up to byte 16
 serve --port 0 -e cpu
     1 /absent :: /absent: no such file or folder
     3 package -e coreml :: coreml
@@ -168,6 +172,8 @@ def place(package: Path, tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pyte
     (folder / "mine.jsonl").write_text("mine\n")
     (folder / "reports").mkdir()
     storage.write(mixed(), folder / "reports" / "mixed.json")
+    write_model(folder / "cut.onnx")
+    os.truncate(folder / "cut.onnx.data", 5)
     return folder
 
 

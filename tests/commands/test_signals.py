@@ -16,11 +16,7 @@ import psutil
 import pytest
 from onnx import parser
 
-from partita.library.engine.jobs import Crashed, CrashError, despite_crashes
-from partita.observations.names import EXPERIMENTS, RUN
-from partita.providers.resolve import parse_chain
-from partita.signals import TOGETHER_SECONDS, TerminatedError, ended_by_exception
-from tests.commands.test_cli import child_environment
+from tests.commands.test_cli import child_environment, heed
 from tests.conftest import DEMO_CHECKPOINT, require, require_dry_run
 
 SECONDS = 300
@@ -41,12 +37,6 @@ def at_work(verb: str, folder: Path, temporary: Path) -> bool:
     if verb == "export":
         return any(folder.glob(".OUT.partial-*"))
     return any(path.name.startswith("partita-") for path in temporary.iterdir())
-
-
-def heed() -> None:
-    """In a child: what this run was told to ignore, by nohup for one, ends it all the same."""
-    for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_DFL)
 
 
 def start(words: tuple[str, ...], folder: Path, **changes: object) -> tuple[subprocess.Popen[bytes], Path]:
@@ -110,27 +100,6 @@ def test_ignored_sighup_stays_ignored(package: Path, tmp_path: Path) -> None:
     _, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, err.decode()
     assert (tmp_path / "R").is_file()
-
-
-def test_simultaneous_signals_raise_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    ignored = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # as in a run that nohup did not start
-    now = [1000.0]
-    monkeypatch.setattr("partita.signals.time.monotonic", lambda: now[0])
-    before = signal.getsignal(signal.SIGTERM)
-    cleared = False
-    with ended_by_exception(), ended_by_exception():
-        try:
-            signal.raise_signal(signal.SIGTERM)
-        except TerminatedError as error:
-            assert (error.code, error.name) == (128 + signal.SIGTERM, "SIGTERM")
-            signal.raise_signal(signal.SIGHUP)
-            cleared = True
-        assert cleared
-        now[0] += TOGETHER_SECONDS
-        with pytest.raises(TerminatedError):  # Python may have dropped the first one
-            signal.raise_signal(signal.SIGHUP)
-    assert signal.getsignal(signal.SIGTERM) is before
-    signal.signal(signal.SIGHUP, ignored)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -220,41 +189,3 @@ def test_provider_crash_still_yields_placement_report(tmp_path: Path, source: st
     assert first["evidence"].startswith("native code ended the ") and name in first["evidence"]
     (fallback,) = report["fallbacks"]
     assert (fallback["node"], fallback["reason"]) == ("n", "initialisation_failed")
-
-
-def test_crashing_provider_is_identified_and_excluded() -> None:
-    chain = parse_chain("openvino,webgpu,cpu")
-    tried: list[Crashed] = []
-
-    def place(crashed: Crashed) -> str:
-        tried.append(crashed)
-        if "webgpu" not in crashed:
-            raise CrashError(chain, "ended the run with SIGSEGV")
-        return "a report"
-
-    assert despite_crashes(chain, place) == "a report"
-    assert [list(crashed) for crashed in tried] == [[], [RUN], [RUN, EXPERIMENTS], ["openvino"], ["webgpu"]]
-    assert tried[-1]["webgpu"] == "native code ended the run with SIGSEGV"
-    tried.clear()
-    assert despite_crashes(chain, place, package=True) == "a report"
-    assert [list(crashed) for crashed in tried] == [[], ["openvino"], ["webgpu"]]
-
-
-def test_signal_to_command_ends_worker_process(package: Path, tmp_path: Path) -> None:
-    """Only the parent process receives the signal."""
-    running = subprocess.Popen(
-        command(package, library(tmp_path, HANGS)),
-        stderr=subprocess.PIPE,
-        text=True,
-        env=child_environment(),
-        start_new_session=True,
-    )
-    child, until = psutil.Process(running.pid), time.monotonic() + 120
-    while not (workers := child.children()) and time.monotonic() < until:
-        time.sleep(0.2)
-    assert workers, "it ran in the process of the command"
-    time.sleep(1)
-    running.send_signal(signal.SIGTERM)
-    _, err = running.communicate(timeout=120)
-    assert running.returncode == 128 + signal.SIGTERM and "Traceback" not in err
-    assert psutil.wait_procs(workers, timeout=60)[1] == []

@@ -91,7 +91,7 @@ def test_differing_tokens_match_plain_onnx_runtime_loop(environment, target, lay
 
 
 @cases("target, layout", packages_of("foreign_ends"))
-@pytest.mark.heavy  # tests/commands/test_signals.py and tests/serve/test_worker.py have processes that end
+@pytest.mark.heavy  # tests/commands/test_signals.py and tests/serve/test_ending.py have processes that end
 def test_crash_of_provider_exits_3_with_signal_name(environment, target, layout, partita, plain, tmp_path):
     folder = folder_of(layout, tmp_path)
     assert plain(PLAIN, *plain_arguments(folder, target.ort_name)).code < 0

@@ -55,6 +55,7 @@ def test_every_provider_pattern_can_yield_a_finding() -> None:
         for pattern in provider.node_patterns:
             assert pattern.reason not in PROVIDER_CODES, pattern
             assert pattern.names_node or pattern.reason in without_name, pattern
+        assert all(pattern.reason not in PROVIDER_CODES for pattern in provider.message_patterns)
         for pattern in provider.start_patterns:
             assert pattern.reason in PROVIDER_CODES, pattern
 
@@ -143,6 +144,22 @@ DECIDING: dict[str, tuple[dict[str, Any], str, str]] = {
         "no_kernel_op",
         "alone",
     ),
+    **{
+        f"message without effect of changes: {message}": (
+            {
+                "message_patterns": known_providers()["qnn"].message_patterns,
+                "probe": probe(replace(LEFT, message=message), NOT_TYPE),
+            },
+            code,
+            basis,
+        )
+        for message, code, basis in (
+            ("QNN expects 2x2 Inverse Op: [..., 2, 2]", "attribute_unsupported", "alone_said"),
+            ("Gelu filtered off QNN by the op_affinity provider option", "option_needed", "alone_said"),
+            ("Operators of type `Erf` are not supported by QNN EP", "no_kernel_op", "alone"),
+            ("it is not among the nodes that the provider supports", "no_kernel_op", "alone"),
+        )
+    },
     "unavailable without evidence": (
         {"skipped": ChainEntry(provider=GPU, status="unavailable", reason="library_missing")},
         "unexplained",

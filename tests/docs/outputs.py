@@ -120,13 +120,6 @@ def not_used() -> str:
     return err.getvalue()
 
 
-def machine() -> str:
-    """What `partita providers` prints."""
-    from tests.views import print_text
-
-    return on_a_page(lambda console: print_text(recordings.machine(), "partita.machine", console))
-
-
 def verified() -> str:
     """What `partita verify` prints."""
     from partita.commands.verify import show
@@ -144,10 +137,7 @@ def evaluated() -> str:
 
 def foreign(line: str, layout: str, *copies: str) -> str:
     """What a command line prints of a sample folder of another exporter; its model is copied to these names."""
-    from tests.foreign.conftest import SAMPLES
-
-    out, err = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.StringIO()
-    with place_of_examples() as folder, redirect_stdout(out), redirect_stderr(err):
+    with place_of_examples() as folder:
         name = shlex.split(line)[2]
         shutil.copytree(SAMPLES / layout, folder / name)
         for copy in copies:
@@ -155,9 +145,7 @@ def foreign(line: str, layout: str, *copies: str) -> str:
             shutil.copy(SAMPLES / layout / "model.onnx", folder / name / copy)
         if copies:
             (folder / name / "model.onnx").unlink()
-        cli.run([*shlex.split(line)[1:], *(["--reference", str(SAMPLES / "checkpoint")] if "verify" in line else [])])
-    out.seek(0)
-    return out.read() + err.getvalue()
+        return run_here(line)
 
 
 PLACE_ON_CUDA = "partita place {} --provider cuda,cpu --dry-run --device h100 --report {}"

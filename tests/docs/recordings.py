@@ -71,13 +71,18 @@ def at_present(session: SessionFacts) -> SessionFacts:
 @cache
 def report(name: str) -> Report:
     """The report of recorded facts."""
-    found = raw(name)
+    return rebuilt(raw(name))
+
+
+def rebuilt(found: dict[str, Any]) -> Report:
+    """The report of facts and what else was recorded of a run, built anew."""
     facts = TypeAdapter(RunFacts).validate_python(found["facts"])
     return build_report(
         replace(facts, sessions=tuple(map(at_present, facts.sessions))),
         environment=Environment.model_validate(found["environment"]),
-        package=PackageFacts.model_validate(found["package"]),
+        package=found["package"] and PackageFacts.model_validate(found["package"]),
         request=Request.model_validate(found["request"]),
+        model=found.get("model"),
         chain=tuple(ChainEntry.model_validate(entry) for entry in found["chain"]),
         created=found.get("created", "2026-11-30T00:00:00Z"),
         partita_version="0.1.0",
@@ -151,72 +156,38 @@ def bench() -> Bench:
 # Recording
 
 
-EXPORTS: dict[str, tuple[str, ...]] = {
-    "export_demo": ("build/demo/package",),
-    "export_onnx24": ("package-onnx24", "--attention", "onnx24"),
-    "export_int4": ("package-int4", "--precision", "int4"),
-    "export_cuda": ("build/for-cuda", "--target", "cuda"),
+EXPORT = f"export {DEMO_CHECKPOINT} {{}} --force"
+DRY = "place package --provider cuda,cpu --dry-run --device h100"
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "export_demo": (EXPORT.format("build/demo/package"),),
+    "export_onnx24": (EXPORT.format("package-onnx24 --attention onnx24"),),
+    "export_int4": (EXPORT.format("package-int4 --precision int4"),),
+    "export_cuda": (EXPORT.format("build/for-cuda --target cuda"),),
+    "fp32": (EXPORT.format("package"), DRY),
+    "fp16": (EXPORT.format("package --precision fp16"), DRY),
+    "evaluate": (EXPORT.format("package-int4 --precision int4"), "evaluate package-int4 --provider cpu"),
+    "verify": (EXPORT.format("package"), "verify package --provider cpu"),
 }
-"""Of each export, its folder and options."""
-DRY = {"fp32": (), "fp16": ("--precision", "fp16")}
+"""Commands of each recording. Recorded is what the last one prints with --json; of a dry run, its facts."""
 
 
-def write(name: str, found: dict[str, Any]) -> None:
-    """Keep a recording; the same facts are the same bytes."""
+def record(name: str) -> None:
+    """Make one recording anew, in the current folder; the same facts are the same bytes. Raises KeyError for others."""
+    facts = Path("facts.json").absolute()
+    paths = f"{REPOSITORY / 'tests' / 'recordings' / 'site'}{os.pathsep}{REPOSITORY}"
+    Path("build/demo").mkdir(parents=True, exist_ok=True)
+    for line in COMMANDS[name]:
+        command = [sys.executable, "-m", "partita", *line.split(), "--json"]
+        variables = {**os.environ, "PYTHONPATH": paths, **({"PARTITA_RECORD_TO": str(facts)} if line == DRY else {})}
+        printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=variables).stdout
+    found = json.loads(facts.read_text("utf-8") if DRY in COMMANDS[name] else printed)
     text = json.dumps(found, separators=(",", ":"), sort_keys=True)
     (RECORDED / f"{name}.json.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
-def verb(*words: str) -> dict[str, Any]:
-    """What a verb prints with --json. Raises CalledProcessError when it fails."""
-    command = [sys.executable, "-m", "partita", *words, "--json"]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
-
-
-def export(folder: str, *options: str) -> dict[str, Any]:
-    """Export the embedded checkpoint into a folder below the current one."""
-    Path(folder).parent.mkdir(parents=True, exist_ok=True)
-    return verb("export", str(DEMO_CHECKPOINT), folder, "--force", *options)
-
-
-def dry(*options: str) -> dict[str, Any]:
-    """The facts of placing `package` as CUDA on an H100 would, written as tests/recordings has them."""
-    export("package", *options)
-    site, facts = REPOSITORY / "tests" / "recordings" / "site", Path("facts.json").absolute()
-    variables = {"PYTHONPATH": f"{site}{os.pathsep}{REPOSITORY}", "PARTITA_RECORD_TO": str(facts)}
-    command = [sys.executable, "-m", "partita", "place", "package", "--provider", "cuda,cpu"]
-    subprocess.run([*command, "--dry-run", "--device", "h100"], check=True, env={**os.environ, **variables})
-    found: dict[str, Any] = json.loads(facts.read_text(encoding="utf-8"))
-    return found
-
-
-def evaluate() -> dict[str, Any]:
-    """The quality of `package-int4` on the CPU provider."""
-    export(*EXPORTS["export_int4"])
-    return verb("evaluate", "package-int4", "--provider", "cpu")
-
-
-def verify() -> dict[str, Any]:
-    """The known answer of `package`, replayed on the CPU provider."""
-    export("package")
-    return verb("verify", "package", "--provider", "cpu")
-
-
-def record(name: str) -> None:
-    """Make one recording anew, in the current folder. Raises KeyError for an unknown one."""
-    if name in EXPORTS:
-        write(name, export(*EXPORTS[name]))
-    elif name in DRY:
-        write(name, dry(*DRY[name]))
-    else:
-        write(name, {"evaluate": evaluate, "verify": verify}[name]())
-
-
 def main() -> None:
     """Record what is named, or everything that this environment can."""
-    for name in sys.argv[1:] or (*EXPORTS, *DRY, "evaluate", "verify"):
+    for name in sys.argv[1:] or COMMANDS:
         with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
             record(name)
         sys.stdout.write(f"{name}\n")

@@ -20,7 +20,7 @@ import pytest
 
 from tests.conftest import REPOSITORY, require
 from tests.docs import recordings
-from tests.docs.blocks import Block, agrees, all_blocks, is_cut, pages, renewed
+from tests.docs.blocks import Block, agrees, all_blocks, pages, renewed
 from tests.docs.outputs import OUTPUTS, SERVE_CLIENT, copy_tutorial_models, place_of_examples, served
 from tests.docs.update import printed
 from tests.test_examples import EXAMPLES
@@ -30,8 +30,8 @@ GENERATED = {"docs/reasons.md": "tools/published.py", "docs/models.md": "tests/e
 """Pages that are written from code, and the module that names them: its test compares what it writes."""
 RUN_AS_PYTHON = {
     "docs/batches.md": "tests/library/batches/test_cluster.py",
-    "docs/python.md": "tests/library/test_python_page.py",
-    "README.md": "tests/library/test_python_page.py",
+    "docs/python.md": "tests/test_examples.py",
+    "README.md": "tests/test_examples.py",
 }
 """Pages whose Python is run, and the test that runs it."""
 BLOCKS = all_blocks()
@@ -200,15 +200,6 @@ def test_every_block_name_and_recording_is_used() -> None:
     used = {block.name for block in BLOCKS} - {""}
     assert used == {*OUTPUTS, *CHECKS}
     assert {path.name.removesuffix(".json.gz") for path in recordings.RECORDED.iterdir()} == recordings.NAMES
-
-
-def test_ellipsis_matches_any_output_and_other_text_must_match() -> None:
-    lines = ["one", "two", "three", "four and more"]
-    assert agrees(["one", "[...]", "four [...]"], lines)
-    assert not agrees(["one", "[...]", "five"], lines)
-    assert not agrees(["one", "two", "three"], lines), "the end has to be cut, too"
-    assert is_cut("  [...]")
-    assert renewed(["one", "  [...]", "four and less"], lines) == ["one", "  [...]", "four and more"]
 
 
 # Files and links of the pages

@@ -15,7 +15,7 @@ from partita.providers.resolve import parse_chain
 from partita.runtime.generate.choice.sampling import greedy
 from partita.runtime.generate.runner import load_runner
 from tests.foreign.conftest import length_and_notes
-from tests.runtime.generate.test_cache import adding
+from tests.runtime.handmade_packages import adding
 
 PROMPT = [5, 9, 1, 7]
 CONSTANTS = """int64[1] last = {-1}, int64[1] one = {1}, int64[1] huge = {1000000}, int64[1] zero = {0},

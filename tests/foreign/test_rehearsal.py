@@ -17,7 +17,7 @@ from tests.foreign.conftest import Sample
 from tests.foreign.test_any_decoder import PROMPT, decoder, folder_of, tokens
 from tests.foreign.test_bad_input import altered
 from tests.foreign.test_generate import PROMPT as SAMPLE_PROMPT
-from tests.runtime.generate.test_cache import adding
+from tests.runtime.handmade_packages import adding
 
 SHOWN, HIDDEN = "shown = Identity(given)", "shown = Sub(unit, given)"
 SUMMED = "all = ReduceSum<keepdims = 0>(counted)"

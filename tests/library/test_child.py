@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,8 +17,8 @@ from partita.library.engine.remote import RemoteEngine
 from partita.library.generation import Generation
 from partita.options.generation import BatchOptions
 from partita.providers.resolve import parse_chain
-from tests.commands.test_signals import ABORTS, NAMES_ENTRY
-from tests.conftest import REPOSITORY, require
+from tests.commands.test_place import press_ctrl_c
+from tests.conftest import REPOSITORY
 
 PROMPT = [5, 6, 7]
 SECONDS = 60.0
@@ -77,22 +76,6 @@ def test_ctrl_c_interrupts_only_current_generation(lasting, monkeypatch):
             next(generation)
     assert list(generation) == [] and generation.finish_reason == "interrupted"
     assert model.generate(PROMPT, max_new_tokens=4, stop_token_ids=()).run().tokens == expected
-
-
-def press_ctrl_c(*_: object) -> None:
-    raise KeyboardInterrupt
-
-
-def test_provider_crash_on_load_raises_provider_error(package, tmp_path):
-    require("a C compiler", shutil.which("cc") is not None)
-    (tmp_path / "it.c").write_text(ABORTS + NAMES_ENTRY)
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", "libit.so", "it.c"], cwd=tmp_path, check=True)
-    libraries = {"mine": tmp_path / "libit.so"}
-    with pytest.raises(partita.ProviderError, match="mine: initialisation_failed.*SIGABRT"):
-        partita.load(package, providers=["mine", "cpu"], provider_libraries=libraries)
-    report = partita.place(package, providers=["mine", "cpu"], provider_libraries=libraries)
-    assert report.chain[0].reason == "initialisation_failed" and "SIGABRT" in (report.chain[0].evidence or "")
-    assert report.fallbacks and all(entry.reason == "initialisation_failed" for entry in report.fallbacks)
 
 
 GENERATES = """

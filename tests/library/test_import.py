@@ -109,20 +109,12 @@ def test_public_errors_derive_from_partita_error():
 # Numbers of other libraries, in arguments and in records that programs make
 
 
-class Counted:
-    """An integer of nobody knows whom."""
-
-    def __index__(self) -> int:
-        return 7
-
-
 @pytest.mark.parametrize(
     ("given", "own"),
     [
         (np.int64(3), 3),
         (np.array([1, 2]), [1, 2]),
         (torch.tensor([1, 2]), [1, 2]),
-        ((Counted(),), (7,)),
         ({"a": [np.int64(1)]}, {"a": [1]}),
         (range(3), [0, 1, 2]),
         ("3", "3"),

@@ -1,8 +1,10 @@
-"""The report as an object, and `partita.place`."""
+"""The report and the result of a bench as objects, and `partita.place`."""
 
 from __future__ import annotations
 
 import html
+import json
+from typing import Any
 
 import numpy as np
 import onnx
@@ -10,7 +12,10 @@ import pytest
 from onnx import parser
 
 import partita
+from partita.bench.records import Bench
+from partita.library import bench as benchmark
 from partita.partition_reports import storage
+from tests.commands.test_place import press_ctrl_c
 
 RELU = """<ir_version: 10, opset_import: ["": 21]>
 g (float[N,4] x) => (float[N,4] y) { [first] h = Relu(x)  [second] y = Sigmoid(h) }"""
@@ -55,10 +60,7 @@ def test_placement_error_contains_report(tmp_path, process):
 def test_ctrl_c_during_place_raises_keyboard_interrupt(model, monkeypatch, process):
     where = "ort.session.Binding.run" if process == "this" else "worker.parent.Worker.wait"
 
-    def press(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(f"partita.runtime.{where}", press)
+    monkeypatch.setattr(f"partita.runtime.{where}", press_ctrl_c)
     with pytest.raises(KeyboardInterrupt):
         partita.place(model, "cpu", shapes={"x": (2, 4)}, process=process)
 
@@ -120,3 +122,44 @@ def test_unknown_device_error_names_argument_and_suggestion(model):
     with pytest.raises(partita.ArgumentError, match="^`device`: unknown device 'h10'; did you mean 'h100'") as caught:
         partita.place(model, "cuda,cpu", dry_run=True, device="h10")
     assert caught.value.remedy is not None and caught.value.remedy.options == ("--device", "h100")
+
+
+# The measurements of `partita bench` as an object, without output
+
+
+QUICK: dict[str, Any] = {"rounds": 1, "max_new_tokens": 4}
+NO_DEVICE = "cuda,cpu"
+"""On a machine without CUDA this is the CPU, under another name."""
+
+
+def test_bench_compares_two_chains_without_printing(package, tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(benchmark, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    result = partita.bench(package, [5, 6, 7], [["cuda", "cpu"], "cpu"], reports=tmp_path / "reports", **QUICK)
+    first, cpu = result.contenders
+    assert (first.name, cpu.name, result.baseline) == (NO_DEVICE, "cpu", "cpu")
+    assert (first.status, cpu.rounds, first.same_tokens) == ("measured", 1, True)
+    assert result.prompt_tokens == 3 and [len(turn.tokens[0]) for turn in cpu.round_results] == [4, 4]
+    assert storage.read(tmp_path / "reports" / "cpu.json").request.chain_source == "given"
+    result.save(tmp_path / "bench.json")
+    assert Bench.model_validate_json((tmp_path / "bench.json").read_text()) == Bench.model_validate(
+        json.loads(result.model_dump_json(by_alias=True))
+    )
+    assert result.to_text(tmp_path / "bench.txt").startswith(f"{NO_DEVICE} is ") and "tokens/s" in result.to_html()
+    assert (tmp_path / "bench.txt").read_text() == result.to_text()
+    assert repr(result) == f"<partita.BenchResult: {'; '.join(result.verdict)}>"
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"chains": []}, "`chains` is empty"),
+        ({"chains": "cpu", "baseline": "webgpu"}, "`baseline=webgpu`: not among"),
+        ({"chains": "cpu", "prompt": ["a", "b"]}, "`prompt` has 2 prompts"),
+    ],
+)
+def test_invalid_bench_arguments_raise_argument_error(package, arguments, says):
+    with pytest.raises(partita.ArgumentError) as caught:
+        partita.bench(package, **arguments)
+    assert says in str(caught.value) and "--" not in str(caught.value)

@@ -14,20 +14,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
-from pydantic import TypeAdapter
-
-from partita.check.gate import exceeded_limits
-from partita.check.requirements import Limits
-from partita.observations.facts import RunFacts
-from partita.observations.records import ChainEntry, PackageFacts
-from partita.partition_reports.build import build_report
 from partita.partition_reports.records import Report
 from partita.partition_reports.render.show import load_view
 from tests.conftest import REPOSITORY
-from tests.docs.recordings import at_present
+from tests.docs.recordings import rebuilt
 
 HERE = Path(__file__).parent
 FACTS, GOLDEN = HERE / "facts", HERE / "golden"
@@ -117,19 +109,7 @@ def python_of(environment: str) -> str:
 def report(name: str) -> Report:
     """The report of recorded facts."""
     found = json.loads(gzip.decompress((FACTS / f"{name}.json.gz").read_bytes()))
-    facts = TypeAdapter(RunFacts).validate_python(found["facts"])
-    return build_report(
-        replace(facts, sessions=tuple(map(at_present, facts.sessions))),
-        environment=found["environment"],
-        package=found["package"] and PackageFacts.model_validate(found["package"]),
-        request=found["request"],
-        model=found["model"],
-        chain=tuple(ChainEntry.model_validate(entry) for entry in found["chain"]),
-        created="2026-11-29T00:00:00Z",
-        partita_version="0.1.0",
-        device=found["played"],
-        judge=lambda report: exceeded_limits(report, Limits()),
-    )
+    return rebuilt({**found, "created": "2026-11-29T00:00:00Z"})
 
 
 def golden(made: Report) -> str:

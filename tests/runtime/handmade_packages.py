@@ -34,6 +34,7 @@ from partita.package.folder import (
     Manifest,
     Source,
     adapter_file,
+    read_manifest,
     record_file,
     write_manifest,
 )
@@ -41,8 +42,6 @@ from partita.package.records import Verification
 from partita.runtime.ort.buffers import write_adapter
 
 VOCAB, WIDTH, LENGTH, DECAY = 64, 8, 48, 0.9
-WIDE = 320
-"""Of products that a thread pool shares out."""
 BROKEN = VOCAB - 1
 RANDOM = np.random.default_rng(5)
 EMBEDDING = RANDOM.normal(size=(VOCAB, WIDTH)).astype(np.float32)
@@ -85,6 +84,14 @@ def known_tokens(
     for _ in range(count):
         text.append(int(known_logits(text, states, adapted)[-1].argmax()))
     return text[len(prompt) :]
+
+
+def adding(tokens: list[int], count: int) -> list[int]:
+    """Tokens that follow, each the sum of all before it modulo VOCAB, as in decoders of tests/foreign."""
+    text = list(tokens)
+    for _ in range(count):
+        text.append(sum(text) % VOCAB)
+    return text[len(tokens) :]
 
 
 class Drawing:
@@ -173,17 +180,6 @@ def summing_graph(
     return drawing.node("MatMul", whole, drawing.constant(HEAD, "float32"))
 
 
-def with_loops(drawing: Drawing, logits: str, count: int) -> str:
-    """The logits plus 0, by way of products so large that a thread pool shares out each: `count` parallel loops."""
-    value = drawing.node("MatMul", logits, drawing.constant(np.zeros((VOCAB, WIDE)), "float32"))
-    square = drawing.constant(np.zeros((WIDE, WIDE)), "float32")
-    for _ in range(count):
-        value = drawing.node("MatMul", value, square)
-    return drawing.node(
-        "Add", logits, drawing.node("MatMul", value, drawing.constant(np.zeros((WIDE, VOCAB)), "float32"))
-    )
-
-
 def rope_graph(drawing: Drawing, batch: int, states: Sequence[str], adapted: bool = False) -> str:
     """Logits [B, S, vocab]: 2 at the rope_length of the step, 1 at the smallest one cached up to the position."""
     given = drawing.node("Cast", "rope_length", to=TensorProto.FLOAT)
@@ -228,10 +224,9 @@ def handmade(
     adapters: Mapping[str, int] | None = None,
     apart: bool = True,
     words: bool = False,
-    loops: int = 0,
 ) -> Path:
     """Write a package; `shapes` is one of PHASES, `chooses_rows` whether its graphs have an input for K, `fewer`
-    whether they take fewer rows than the batch has, `loops` how many parallel loops a run has beside what it computes.
+    whether they take fewer rows than the batch has.
 
     `adapters`: the rank of each; `apart`: rows may have their own, which is symbolic in graphs of any size, and has a
     fixed axis, and rank, in the others. `words`: a tokenizer whose words are w0, w1, …
@@ -241,7 +236,7 @@ def handmade(
     adapters = adapters or {}
     given = adapter_inputs(adapters, batch if apart else None, fixed=shapes != "any")
     files = [
-        write_graph(folder, graph, file, phase, size, "B" if fewer else batch, states, chooses_rows, given, loops)
+        write_graph(folder, graph, file, phase, size, "B" if fewer else batch, states, chooses_rows, given)
         for file, phase, size in PHASES[shapes]
     ]
     beside = [adapter_file(name) for name in adapters]
@@ -289,6 +284,13 @@ def handmade(
     return folder
 
 
+def reseal(folder: Path) -> None:
+    """List the files of a package as they are now; those that are gone are left out."""
+    manifest = read_manifest(folder)
+    names = [each.name for each in manifest.files if (folder / each.name).is_file()]
+    write_manifest(folder, manifest.model_copy(update={"files": tuple(record_file(folder, name) for name in names)}))
+
+
 def adapter_inputs(adapters: Mapping[str, int], batch: int | None, *, fixed: bool) -> tuple[AdapterInput, ...]:
     """A and B; `batch`: for rows that may have their own. None where there are no adapters."""
     if not adapters:
@@ -329,14 +331,11 @@ def write_graph(
     states: Sequence[str],
     choose: bool,
     given: Sequence[AdapterInput] = (),
-    loops: int = 0,
 ) -> GraphFile:
     """Write one ONNX file, and say what is in it. `batch`: its name, where it is symbolic. `given`: by adapters."""
     drawing = Drawing()
     rows_of = batch if isinstance(batch, int) else 0  # 0: that of what is reshaped
     logits = GRAPHS[graph](drawing, rows_of, states, bool(given))
-    if loops:
-        logits = with_loops(drawing, logits, loops)
     rows: int | str = size or "S"
     if choose:
         rows = 1 if size else "K"
@@ -364,11 +363,11 @@ def write_graph(
             drawing.nodes,
             "handmade",
             [
-                *(declared(port) for port in inputs),
-                *(declared_state(past, shape) for past, _, shape in kept),
-                *(declared_state(port.name, port.shape) for port in given),
+                *(declared(port.name, port.shape, port.dtype) for port in inputs),
+                *(declared(past, shape) for past, _, shape in kept),
+                *(declared(port.name, port.shape) for port in given),
             ],
-            [declared(output), *(declared_state(present, shape) for _, present, shape in kept)],
+            [declared(output.name, output.shape), *(declared(present, shape) for _, present, shape in kept)],
             [*drawing.constants, *(default_of(port) for port in given if not size)],
         ),
         opset_imports=[helper.make_opsetid("", 17)],
@@ -392,12 +391,8 @@ def default_of(port: AdapterInput) -> onnx.TensorProto:
     return numpy_helper.from_array(np.zeros(sizes, np.float32), port.name)
 
 
-def declared(port: Port) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(port.name, TYPES[port.dtype], list(port.shape))
-
-
-def declared_state(name: str, shape: Sequence[int | str]) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, TensorProto.FLOAT, list(shape))
+def declared(name: str, shape: Sequence[int | str], dtype: str = "float32") -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, TYPES[dtype], list(shape))
 
 
 def save_answer(folder: Path, graph: str, states: Sequence[str]) -> None:

@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
@@ -22,7 +21,9 @@ import pytest
 
 from partita.cli import run
 from partita.serve.run import bind
+from tests.commands.test_cli import heed
 from tests.conftest import REPOSITORY
+from tests.runtime.handmade_packages import handmade
 from tests.serve.serving import COMPLETION, LONG, SECONDS, raw, request_bytes, running
 
 
@@ -49,12 +50,6 @@ class Command:
 def without_key() -> dict[str, str]:
     """The variables of this process without an API key: an empty one is an error."""
     return {name: value for name, value in os.environ.items() if name != "PARTITA_API_KEY"}
-
-
-def heed() -> None:
-    """In the child: signals end it. Who runs the tests in the background has Ctrl-C ignored, and nohup SIGHUP."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
 
 
 @contextmanager
@@ -163,39 +158,16 @@ def test_used_port_is_reported_before_loading(package, capsys):
             first.accept()[0].close()
 
 
-def test_package_without_tokenizer_is_rejected(package, own_copy, capsys):
-    silent = own_copy(package)
-    for file in ("tokenizer.json", "tokenizer_config.json"):
-        (silent / file).unlink(missing_ok=True)
-    _adjust_manifest(silent)
-    assert "has no tokenizer" in fails(capsys, 1, silent, "--provider", "cpu", "--port", 0)
+def test_package_without_tokenizer_is_rejected(tmp_path, capsys):
+    assert "has no tokenizer" in fails(capsys, 1, handmade(tmp_path / "p"), "--provider", "cpu", "--port", 0)
 
 
-def test_package_without_chat_template_serves_only_completions(package, own_copy):
-    plain = own_copy(package)
-    (plain / "chat_template.jinja").unlink(missing_ok=True)
-    config = plain / "tokenizer_config.json"
-    record = json.loads(config.read_text("utf-8"))
-    record.pop("chat_template", None)
-    config.write_text(json.dumps(record), "utf-8")
-    _adjust_manifest(plain)
-    with running({"plain": plain}) as server:
-        body = {"model": "plain", "messages": [{"role": "user", "content": "hi"}]}
+def test_package_without_chat_template_serves_only_completions(tmp_path):
+    with running({"plain": handmade(tmp_path / "p", words=True)}) as server:
+        body = {"model": "plain", "messages": [{"role": "user", "content": "w5"}]}
         answer = server.post("/v1/chat/completions", body)
         assert answer.status_code == 400 and "/v1/completions" in answer.json()["error"]["message"]
-        assert server.post(COMPLETION, {"model": "plain", "prompt": "hi"}).status_code == 200
-
-
-def _adjust_manifest(package: Path) -> None:
-    """List the files that are there, as they are."""
-    manifest = package / "manifest.json"
-    record = json.loads(manifest.read_text("utf-8"))
-    record["files"] = [
-        {**entry, "size_bytes": (package / entry["name"]).stat().st_size}
-        for entry in record["files"]
-        if (package / entry["name"]).is_file()
-    ]
-    manifest.write_text(json.dumps(record), "utf-8")
+        assert server.post(COMPLETION, {"model": "plain", "prompt": "w5"}).status_code == 200
 
 
 @pytest.mark.heavy

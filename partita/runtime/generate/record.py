@@ -94,7 +94,10 @@ def session_facts(session: Session, chain: Sequence[Resolution], **others: Any) 
     """Facts of one session. `chain`: as the user gave it. `others`: the other fields of `SessionFacts`."""
     providers = {
         entry.provider.ort_name: ProviderFacts(
-            patterns=entry.provider.node_patterns, budget=entry.budget, kernels=entry.provider.kernels
+            patterns=entry.provider.node_patterns,
+            message_patterns=entry.provider.message_patterns,
+            budget=entry.budget,
+            kernels=entry.provider.kernels,
         )
         for entry in chain
     }

@@ -115,14 +115,6 @@ def test_row_errors_do_not_stop_other_rows(tmp_path):
     assert "49 tokens, but the cache length is 48" in found[3]["error"] and found[4]["error"] is None
 
 
-def test_logprobs_are_written_only_for_rows_requesting_them(tmp_path):
-    rows = [InputRow(0, {"tokens": [3, 4], "logprobs": 2, "max_new_tokens": 3}), InputRow(1, {"tokens": [3, 4]})]
-    with opened(handmade(tmp_path / "p", batch=2)) as engine:
-        first, second = answered(engine, rows)
-    assert [entry["token"] for entry in first["logprobs"]] == first["tokens"] and "logprobs" not in second
-    assert all(len(entry["top"]) == 2 and entry["top"][0][0] == entry["token"] for entry in first["logprobs"])
-
-
 class File:
     """A prompt file of token ids, and the run over it."""
 

@@ -14,10 +14,9 @@ import pytest
 from partita.errors import GenerationError, InstallationError, PartitaError, UsageError
 from partita.library.batches.batch_run import check_files
 from partita.library.batches.prompt_files import read_rows, scan_file
-from partita.library.batches.rows import AnswerRow, InputRow, RowDefaults, check_defaults, row_seed, work_of
+from partita.library.batches.rows import InputRow, RowDefaults, row_seed, work_of
 from partita.library.engine.requests import Work
 from partita.library.sampling import Sampling, Suggestion, complete_sampling
-from partita.runtime.generate.choice.sampling import TokenLogprobs
 from partita.runtime.generate.prefix_file import PrefixContent
 from partita.runtime.generate.text.tokens import Text, load_text
 from tests.conftest import require
@@ -47,14 +46,6 @@ def test_row_options_override_defaults(text):
     assert asked({"prompt": [4, 5]}, text).prompt == (4, 5), "token ids, as other programs have them"
     floats = asked({"tokens": [4.0, 5.0], "stop_token_ids": [2.0]}, text)
     assert (floats.prompt, floats.stop_ids) == ((4, 5), (2,)), "as tables with missing values have them"
-
-
-def test_check_defaults_rejects_prefix_of_text_without_tokenizer(text):
-    ids, words = PrefixContent((4, 5), None, None), PrefixContent((4, 5), "return", None)
-    check_defaults(replace(DEFAULTS, prefix=words), text)
-    check_defaults(replace(DEFAULTS, prefix=ids), None)
-    with pytest.raises(UsageError, match="prefix was saved from text"):
-        check_defaults(replace(DEFAULTS, prefix=words), None)
 
 
 def test_messages_are_rendered_with_chat_template(text):
@@ -221,25 +212,6 @@ def test_invalid_parquet_or_csv_input_is_rejected(tmp_path, rows, match):
         scan_file(path)
     with pytest.raises(UsageError, match="must end in one of"):
         scan_file(tmp_path / "in.csv")
-
-
-def test_responses_are_written_to_parquet(tmp_path):
-    require("pyarrow")
-    from pyarrow import parquet
-
-    from partita.library.batches.prompt_files import write_table
-
-    likely = TokenLogprobs(1, -0.25, ((1, -0.25), (2, -7.875)))
-    largest = AnswerRow(0, 7, "a", (1,), 1, "stop", (1 << 64) - 1, None, (likely,))
-    answers = [replace(largest, index=index) for index in range(20)] + [
-        AnswerRow(20, None, None, (), None, "error", None, "x")
-    ]
-    with (tmp_path / "out.parquet").open("wb") as file:
-        write_table(file, iter([each.to_line() for each in answers]))
-    rows = parquet.read_table(tmp_path / "out.parquet").to_pylist()
-    assert [row["index"] for row in rows] == list(range(21))
-    assert (rows[0]["id"], rows[0]["seed"], rows[20]["error"]) == ("7", (1 << 64) - 1, "x")
-    assert rows[19]["logprobs"][0]["top"][1] == {"token": 2, "logprob": -7.875} and rows[20]["logprobs"] is None
 
 
 def test_missing_pyarrow_error_includes_install_command(tmp_path, monkeypatch):

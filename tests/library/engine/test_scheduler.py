@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 
 import tests.runtime.handmade_packages as hand
-from partita.errors import GenerationError, PackageError, ProviderError, ReportError, UsageError
+from partita.errors import GenerationError, PackageError, ProviderError, ReportError
 from partita.library.engine.base import Engine, ReportRequest
 from partita.library.engine.local import LocalEngine
 from partita.library.engine.requests import RequestOutput, Ticket, Work
@@ -22,14 +21,12 @@ from partita.library.sampling import Sampling
 from partita.options.generation import BatchOptions
 from partita.runtime.generate.choice.sampling import IMPOSSIBLE, token_logprobs
 from partita.runtime.generate.loop import GenerationLoop
-from partita.runtime.generate.text.tokens import load_text
 from partita.runtime.ort.binding import Binding
-from tests.drafts import always_draft, knowing
-from tests.runtime.handmade_packages import ALL, LENGTH, VOCAB, handmade, known_logits, known_tokens
+from tests.library.engine.test_speculation import always_draft, knowing
+from tests.runtime.handmade_packages import ALL, VOCAB, handmade, known_logits, known_tokens
 
 KEYS = ("key",)
 PROMPTS = [tuple((5 * i + n) % VOCAB for i in range(1 + (7 * n) % 19)) for n in range(1, 8)]
-Opened = Callable[..., Any]
 
 
 class Words:
@@ -231,43 +228,6 @@ def test_killed_worker_ends_every_request_with_provider_error(tmp_path, opened):
         engine.submit(work(PROMPTS[0]))
 
 
-def test_invalid_request_is_rejected_on_submit(tmp_path, opened):
-    scheduler = opened(handmade(tmp_path / "p", batch=2, states=KEYS))
-    for prompt, match in (
-        ((), "empty"),
-        ((1,) * (LENGTH + 1), "the cache length is 48; "),
-        ((1,) * LENGTH, "48 tokens, but the cache length is 48, which leaves no room for new tokens; "),
-        ((VOCAB,), "vocabulary"),
-    ):
-        with pytest.raises(GenerationError, match=match):
-            scheduler.submit(work(prompt))
-    for options, match in (({"stop": ("x",)}, "no tokenizer"), ({"logprobs": -1}, "logprobs")):
-        with pytest.raises(UsageError, match=match):
-            scheduler.submit(work((1,), **options))
-    with pytest.raises(UsageError, match="top_p"):
-        scheduler.submit(Work((1,), Sampling(temperature=1.0, top_p=2.0, max_new_tokens=1)))
-    with pytest.raises(UsageError, match="max_new_tokens"):
-        scheduler.submit(work((1,), 0))
-    assert scheduler.waiting == 0
-    scheduler.close()
-    with pytest.raises(GenerationError, match="closed"):
-        scheduler.submit(work((1,)))
-
-
-def test_stop_string_ends_row(package, opened):
-    scheduler, text = opened(package), load_text(package)
-    scheduler.use_text(text)
-    prompt = tuple(text.encode("return the"))
-    whole = scheduler.submit(work(prompt, 12))
-    run(scheduler)
-    said = whole.result.text
-    place = next(at for at in range(3, len(said) - 1) if said.index(said[at : at + 2]) == at)
-    stopped = scheduler.submit(work(prompt, 12, stop=(said[place : place + 2],)))
-    run(scheduler)
-    assert stopped.result.text == said[:place] and stopped.result.finish_reason == "stop"
-    assert len(stopped.result.tokens) < 12 and scheduler.running == 0 and not scheduler.step()
-
-
 def _keep(pieces: list[RequestOutput], ticket: Ticket, piece: RequestOutput) -> None:
     pieces.append(piece)
 
@@ -309,19 +269,6 @@ def test_speculative_decoding_does_not_change_request_output(tmp_path, opened, m
     assert 0 < sum(step.accepted for step in steps) < sum(step.drafted for step in steps)
     beside = [step for step in steps if step.phase == "decode" and sum(map(bool, step.tokens)) > 1]
     assert beside and any(step.drafted for step in beside) != fewer
-
-
-def test_wait_blocks_until_request_is_submitted(tmp_path, opened):
-    scheduler = opened(handmade(tmp_path / "p", states=KEYS))
-    assert not scheduler.wait(0.0)
-    tickets: list[Ticket] = []
-    threading.Timer(0.05, lambda: tickets.append(scheduler.submit(work((1, 2), 2)))).start()
-    assert scheduler.wait(30.0)
-    run(scheduler)
-    assert tickets[0].state == "finished" and not scheduler.wait(0.0)
-    ticket = tickets[0]
-    assert ticket.began and ticket.first_token and ticket.ended
-    assert ticket.submitted <= ticket.began <= ticket.first_token <= ticket.ended
 
 
 @pytest.mark.parametrize("child", [False, True], ids=["here", "child"])
@@ -420,16 +367,6 @@ def test_damaged_adapter_fails_only_its_request(tmp_path, opened, monkeypatch):
     run(scheduler)
     assert damaged.result.finish_reason == "error" and "its adapter is damaged" in str(damaged.error)
     assert list(beside.result.tokens) == known_tokens(PROMPTS[1], 8, KEYS) and scheduler.lost_by is None
-
-
-def test_unexpected_error_on_request_start_ends_its_ticket(tmp_path, opened, monkeypatch):
-    scheduler = opened(handmade(tmp_path / "p", batch=2, states=KEYS))
-    monkeypatch.setattr(GenerationLoop, "add_request", lambda *_: (_ for _ in ()).throw(ValueError("no room")))
-    ticket = scheduler.submit(work(PROMPTS[0], 3))
-    with pytest.raises(ValueError):
-        scheduler.step()
-    assert ticket.state == "finished" and "ValueError: no room" in str(ticket.error)
-    assert scheduler.lost_by is ticket.error, "nobody takes it for the request's own"
 
 
 def test_ctrl_c_during_request_start_does_not_lose_a_row(tmp_path, opened, monkeypatch):

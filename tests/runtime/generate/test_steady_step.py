@@ -17,7 +17,7 @@ from partita.runtime.generate.choice.sampling import greedy, make_sampler
 from partita.runtime.generate.loop import GenerationLoop
 from partita.runtime.generate.record import Step
 from partita.runtime.generate.request import Request
-from partita.runtime.generate.runner import Runner, load_runner
+from partita.runtime.generate.runner import load_runner
 from tests.runtime.handmade_packages import ALL, BROKEN, VOCAB, handmade
 
 PROMPTS = [[(5 * i + 1) % (VOCAB - 1) for i in range(20)], [(11 * i + 2) % (VOCAB - 1) for i in range(6)], [9, 4, 33]]
@@ -162,27 +162,3 @@ def test_empty_drafts_do_not_disable_steady_steps(both):
     general, steady = both.run(script, batch=1, states=("key",))
     assert_equal(general, steady)
     assert both.steady > 10 and any(step.drafted for step in steady[0])
-
-
-def test_graph_is_bound_again_after_adapter_change(both):
-    """The binding of a steady step belongs to the previous adapter."""
-
-    def script(engine: GenerationLoop) -> None:
-        row = engine.add_request(Request(PROMPTS[1], greedy, 20))
-        steps(engine, 6)
-        assert engine.steady_step is None or engine.steady_step.graph.is_bound
-        runner.use_adapters("one")
-        steps(engine, 5)
-        engine.release_row(row)
-
-    package = handmade(both.folder / "package", batch=1, states=("key",), adapters={"one": 2})
-    found: list[list[tuple[tuple[int, ...], ...]]] = []
-    for patch in (True, False):
-        with both.monkeypatch.context() as context:
-            if patch:
-                context.setattr(loop, "steady_step", lambda *given: None)
-            runner: Runner
-            with load_runner(package, parse_chain("cpu"), threads=1) as runner:
-                script(GenerationLoop(runner, 8, records=True))
-                found.append([step.tokens for step in runner.recorder.steps])
-    assert found[0] == found[1]

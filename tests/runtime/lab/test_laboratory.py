@@ -5,25 +5,22 @@ from __future__ import annotations
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 
 from partita.files import CACHE_VARIABLE
-from partita.observations.facts import AssignedNode
 from partita.providers.cuda_dry_run.devices import PREFIX
 from partita.providers.resolve import Resolution, known_providers
-from partita.runtime.lab import laboratory, placement
-from partita.runtime.lab.laboratory import Cache, Lab, cache_for
+from partita.runtime.lab import laboratory
+from partita.runtime.lab.laboratory import Cache, cache_for
 from partita.runtime.lab.placement import Placement
-from partita.runtime.lab.tables import measure_graph, newest_opset
-from partita.runtime.ort.session import NativeFailureError
+from partita.runtime.lab.tables import measure_graph
 from tests.runtime.lab.conftest import ScriptedLab
 
 if TYPE_CHECKING:
-    from partita.runtime.ort.session import Session
+    pass
 
 CUDA = Resolution(known_providers()["cuda"], "active")
 
@@ -58,14 +55,6 @@ def test_hanging_model_times_out_and_later_models_are_probed(bench, model, monke
         answers = here.try_all([model("one"), model("hang"), model("two")])
     assert outcomes(answers) == ["supported", "timed_out", "supported"] and here.crashes == 0
     assert answers[1] and answers[1].message == "no answer within 5 s", "it was tried again, with more time"
-
-
-def test_late_model_is_retried_alone_with_more_time(bench, model, monkeypatch):
-    monkeypatch.setattr(laboratory, "MODEL_SECONDS", 1.0)
-    with bench.lab() as here:
-        answers = here.try_all([model("one"), model("slow-left"), model("two")])
-    assert outcomes(answers) == ["supported", "rejected", "supported"]
-    assert here.experiments == 3 and here.crashes == 0
 
 
 def test_timeout_and_kill_are_not_cached_but_crash_is(bench, model, monkeypatch, tmp_path):
@@ -223,12 +212,9 @@ def test_cache_file_depends_on_provider_options_device_and_plugin(monkeypatch, t
     ("outcome", "whole", "unsupported", "untested", "failure"),
     [
         ("rejected", "supported", {"Sqrt": 1}, 0, ""),
-        ("failed", "supported", {"Sqrt": 1}, 0, ""),
         ("crashed", "supported", {"Sqrt": 1}, 0, ""),
         ("timed_out", "supported", {}, 1, ""),
-        ("invalid", "supported", {}, 1, ""),
         ("supported", "failed", {}, 0, "message"),
-        ("supported", "crashed", {}, 0, "message"),
         ("supported", "timed_out", {}, 0, ""),
         ("supported", "supported", {}, 0, ""),
     ],
@@ -243,89 +229,3 @@ def test_graph_support_counts_nodes_by_outcome(cut, outcome, whole, unsupported,
 
     found = measure_graph(graph.SerializeToString(), {"x": (2,)}, ScriptedLab(answer, CUDA))
     assert found == (3, unsupported, failure, untested)
-
-
-# --- what the child makes of a session that cannot be opened -------------------------------------------------------
-
-KERNEL = "Exception during initialization: /x/core/providers/"
-NOT_FOUND = (
-    "[I:onnxruntime:, cuda_execution_provider.cc:1 GetCapability] CUDA kernel not found in registries for Op "
-    "type: Scaler node name: probe"
-)
-
-
-def failure(kind: str, text: str, *log: str) -> NativeFailureError:
-    return NativeFailureError(type(kind, (Exception,), {})(text), log)
-
-
-@pytest.mark.parametrize(
-    ("kind", "text", "outcome"),
-    [
-        ("NotImplemented", "Could not find an implementation for Scaler(1) node with name 'probe'", "rejected"),
-        ("RuntimeException", "Provider type for Div node with name 'probe' is not set", "rejected"),
-        ("InvalidGraph", "This is an invalid model. Type Error: …", "invalid"),
-        ("Fail", "Node (probe) Op (MaxPool) [ShapeInferenceError] Attribute strides has incorrect size", "invalid"),
-        ("EPFail", "opset 22 is not known to the device compiler", "failed"),
-        ("InvalidArgument", "activation LeakyRelu is not supported", "failed"),
-        ("RuntimeException", f"{KERNEL}openvino/backend.cc:1 it broke", "failed"),
-        ("RuntimeException", f"{KERNEL}cpu/ml/scaler.cc:69 no scale", "rejected"),
-        ("RuntimeException", f"{KERNEL}cpu/nn/conv.h:43 no shape", "failed"),
-    ],
-)
-def test_failed_placement_classifies_session_errors(kind, text, outcome):
-    found = placement.failed_placement(failure(kind, text), CUDA, one_node=True, legal=lambda: outcome != "invalid")
-    assert found.outcome == outcome and found.message
-
-
-def test_error_after_missing_kernel_counts_as_rejected(model):
-    broken = failure("RuntimeException", "Exception during initialization: transformer_memcpy.cc:253", NOT_FOUND)
-    found = placement.failed_placement(broken, CUDA, one_node=True, legal=lambda: False)
-    assert found.outcome == "rejected" and found.message.startswith("CUDA kernel not found")
-    whole = placement.failed_placement(broken, CUDA, one_node=False, legal=lambda: False)
-    assert whole.outcome == "failed", "in a graph the line may be about another node"
-
-
-UNFOLDED = Placement("supported", placement.AS_FUNCTION, "function")
-BETWEEN_CASTS = Placement("supported", placement.CASTS, "casts")
-LOG = "[I:onnxruntime:, x.cc:1 f] webgpu kernel not found in registries for Op type: Sin node name: probe"
-
-
-@pytest.mark.parametrize(
-    ("name", "listed", "planned", "expected"),
-    [
-        ("webgpu", {"probe": "webgpu"}, {"probe": "1"}, Placement("supported")),
-        ("webgpu", {}, {"probe": "1", "other": "0"}, Placement("supported")),
-        ("webgpu", {}, {"probe_token_3": "1"}, Placement("supported")),
-        ("webgpu", {}, {"probe": "0", "other": "1"}, Placement("rejected", LOG[LOG.index("webgpu") : -17])),
-        ("webgpu", {"probe": "cpu"}, {"probe": "0"}, Placement("rejected", LOG[LOG.index("webgpu") : -17])),
-        ("webgpu", {}, {"Less0": "1", "Where0": "1"}, UNFOLDED),
-        ("webgpu", {}, {}, Placement("supported", placement.NO_NODE_LEFT, "nothing")),
-        ("openvino", {"probe": "openvino"}, {"P_subgraph_0": "0"}, Placement("supported")),
-        ("openvino", {"_inlfunc_F_n": "openvino"}, {"P_subgraph_0": "0"}, UNFOLDED),
-        ("openvino", {}, {"probe": "0"}, Placement("rejected", placement.NOT_CLAIMED)),
-        ("openvino", {}, {"P_subgraph_0": "0"}, Placement("supported")),
-        ("cpu", {"probe": "cpu"}, {"probe": "0"}, Placement("supported")),
-        ("cpu", {"probe": "cpu"}, {"probe": "0", f"{placement.CAST}_i0": "0"}, BETWEEN_CASTS),
-        ("openvino", {"probe": "cpu", "auxiliary2": "openvino"}, {}, Placement("rejected")),
-        ("openvino", {"probe": "openvino", "auxiliary2": "cpu"}, {}, Placement("supported")),
-    ],
-)
-def test_opened_placement_classifies_node_of_open_session(name, listed, planned, expected):
-    resolution = Resolution(known_providers()[name], "active")
-    names = {each: known_providers()[each].ort_name for each in ("cpu", "webgpu", "openvino")}
-    nodes = [AssignedNode(node, "X", "", names[on], number) for number, (node, on) in enumerate(listed.items())]
-    devices = sorted(set(planned.values()))
-    session = SimpleNamespace(
-        registered=(names[name], names["cpu"]),
-        assigned=lambda: nodes,
-        plan=[[node for node, on in planned.items() if on == device] for device in devices],
-        plan_devices=devices,
-        log=(LOG,) if expected.outcome == "rejected" and name == "webgpu" else (),
-    )
-    assert placement.opened_placement(cast("Session", session), resolution) == expected
-
-
-def test_newest_opset_returns_error_if_no_model_opens() -> None:
-    broken = Placement("invalid", "the experiment itself failed")
-    lab = cast(Lab, SimpleNamespace(try_all=lambda models, one_node: [broken]))
-    assert newest_opset(lab) == (None, "the experiment itself failed")

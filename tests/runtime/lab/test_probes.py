@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,18 +12,20 @@ from onnx import parser
 
 from partita.errors import ProviderError
 from partita.library.place.probing import refusals_explained, with_probes
-from partita.observations.facts import NEIGHBOURS, AssignedNode, NodeProbe, ProbeRun
+from partita.observations.facts import AssignedNode, NodeProbe, Outcome, RejectedPart
 from partita.providers.resolve import Resolution, known_providers
 from partita.remedies import Remedy
 from partita.runtime.chain.open_chain import ChainError
 from partita.runtime.lab import probes as engine
-from partita.runtime.lab.exploration import timeout_note
+from partita.runtime.lab.bisection import Search, find_rejected
+from partita.runtime.lab.graph import Graph
 from partita.runtime.lab.laboratory import Cache, Lab
-from partita.runtime.lab.placement import Placement
+from partita.runtime.lab.placement import AUXILIARY, Placement
 from partita.runtime.lab.probes import probe_refusal, probe_run
 from partita.runtime.place.onnx_model import OnnxModel, read_onnx
 from tests.partition_reports.samples import run_facts, session_facts
 from tests.runtime.lab.conftest import HEAD
+from tests.runtime.lab.conftest import ScriptedLab as NamedLab
 
 CPU, QNN, WEBGPU = (known_providers()[name].ort_name for name in ("cpu", "qnn", "webgpu"))
 PREFERRED = Resolution(known_providers()["qnn"], "active")
@@ -88,24 +90,6 @@ def facts_of(model: OnnxModel, on_cpu: str):
 
 def probed(facts, chain=(PREFERRED, FALLBACK), seconds=60.0, model=None):
     return probe_run(facts, chain, {"m.onnx": model} if model else {}, {"m.onnx": SIZES}, seconds)
-
-
-def test_identical_nodes_share_a_single_probe(model, scripted):
-    facts, chain = probed(facts_of(model, "bc"), model=model)
-    probes = facts.sessions[0].of(QNN).probes
-    assert set(probes) == {"b", "c"} and probes["b"].variants == probes["c"].variants
-    found = {trial.change for trial in probes["b"].variants if trial.outcome == "supported"}
-    assert "without alpha=2" in found and chain == (PREFERRED, FALLBACK)
-    assert sum("Elu" in tried for tried in scripted.tried) == len(probes["b"].variants)
-
-
-def test_node_supported_alone_is_probed_with_neighbours(model):
-    facts, _ = probed(facts_of(model, "d"), model=model)
-    first, *others = facts.sessions[0].of(QNN).probes["d"].variants
-    assert first.outcome == "supported" and {trial.factor for trial in others} == {NEIGHBOURS}
-    assert [trial.outcome for trial in others][:3] == ["rejected", "failed", "failed"], (
-        "beside the Elu, the Softplus, both"
-    )
 
 
 def test_each_skipped_provider_is_probed(model, scripted):
@@ -208,16 +192,60 @@ def test_chain_error_includes_causes_of_all_providers_and_rejected_subgraph(mode
     assert "the smallest part that fails with only an added Neg is e" in str(told)
 
 
-def test_chain_error_names_cause_for_each_node(model):
-    facts = facts_of(model, "b").sessions[0]
-    error = ChainError("m.onnx: not all on qnn", path=model.path, chain=(PREFERRED,), facts=facts)
-    told = probe_refusal(error, model, SIZES, 60.0)
-    assert {node.refusals[0].reason for node in told.nodes} == {"attribute_unsupported"}
-    assert all("without alpha=2" in node.refusals[0].evidence for node in told.nodes)
+# Bisection: the smallest subgraph that a provider rejects, if its error names no node
 
 
-def test_timed_out_probes_are_reported_if_no_other_reason_exists():
-    late = ProbeRun("type", "float16 in place of float32", "timed_out", "no answer within 60 s")
-    first, other = ProbeRun("as_is", "", "rejected", ""), ProbeRun("opset", "an older one", "supported", "")
-    assert timeout_note((first, late)) == "1 of 2 experiments did not finish in time: no answer within 60 s"
-    assert timeout_note((first, late, other)) == "" == timeout_note((first,))
+NODES = 16
+
+
+def lab_of(rejects: Callable[[Collection[str]], bool], tries: int = 10_000, outcome: Outcome = "failed") -> NamedLab:
+    """A laboratory that rejects parts of these names. `tries`: number of answers before its time ends."""
+
+    def answer(model: onnx.ModelProto) -> Placement | None:
+        names = [node.name for node in model.graph.node if node.name != AUXILIARY]
+        if len(lab.models) > tries:
+            return None
+        return Placement(outcome, f"{len(names)} nodes are too many") if rejects(names) else Placement("supported")
+
+    lab = NamedLab(answer, Resolution(known_providers()["qnn"], "active"))
+    return lab
+
+
+def rejected(graph: Graph, lab: NamedLab) -> RejectedPart:
+    found = find_rejected(Search(graph, lab))
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def chain(cut) -> Graph:
+    """Sixteen nodes in a row, n0 to n15; the second half also reads the output of the first node."""
+    lines = [f"  [n{step}] t{step + 1} = Add(t{step}, {'t1' if step > 7 else 't0'})" for step in range(NODES)]
+    return cut(f"g (float[4] t0) => (float[4] t{NODES}) {{\n" + "\n".join(lines) + "\n}")
+
+
+@pytest.mark.parametrize("culprits", [("n0",), ("n7",), ("n15",), ("n0", "n15"), ("n2", "n9"), ("n14", "n15")])
+@pytest.mark.parametrize("outcome", ["failed", "crashed", "timed_out"])
+def test_bisection_finds_nodes_that_fail_alone_or_together(chain, culprits, outcome):
+    lab = lab_of(lambda names: set(culprits) <= set(names), outcome=outcome)
+    found = rejected(chain, lab)
+    assert found.nodes == culprits and found.minimal
+    assert found.message == f"{len(culprits)} nodes are too many", "the message of this part, not of the whole"
+    assert found.neg_added == (len(culprits) == 1), "QNN compiles"
+    assert found.attempts + 1 == len(lab.models), "and once without it"
+    assert len(culprits) > 1 or len(lab.models) < 2 * NODES, "in halves, not one by one"
+
+
+@pytest.mark.parametrize("tries", range(1, 6))
+def test_exhausted_budget_returns_smallest_subgraph_so_far(chain, tries):
+    pair = {"n2", "n9"}
+    found = rejected(chain, lab_of(lambda names: pair <= set(names), tries))
+    assert pair <= set(found.nodes) and not found.minimal
+    assert found.attempts == tries and found.message == f"{len(found.nodes)} nodes are too many"
+
+
+def test_bisection_finds_every_rejected_part_and_tests_the_rest(chain):
+    lab = lab_of(lambda names: "n3" in names or {"n9", "n12"} <= set(names))
+    found = rejected(chain, lab)
+    assert [part.nodes for part in found.parts] == [("n3",), ("n9", "n12")]
+    assert found.rest_opens and sum(part.attempts for part in found.parts) <= len(lab.models)

@@ -1,17 +1,16 @@
-"""Sessions on the real ONNX Runtime: temporary files, reports and errors."""
+"""Sessions on the real ONNX Runtime: temporary files, reports, errors and optimised graphs."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-import shlex
-import subprocess
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,34 +18,29 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import numpy_helper, parser
+from onnx import external_data_helper, numpy_helper, parser
 from onnxruntime.capi.onnxruntime_pybind11_state import EPFail
 
+import partita
 from partita.errors import GenerationError, PackageError, ProviderError, ResourceError, UsageError
-from partita.providers.base import Provider
-from partita.providers.resolve import Resolution, parse_chain, resolve
+from partita.providers.resolve import parse_chain, resolve
 from partita.runtime.chain.open_chain import open_session
+from partita.runtime.generate import run_facts
+from partita.runtime.generate.run_facts import add_optimised, with_optimised
 from partita.runtime.ort import binding as bindings
 from partita.runtime.ort import errors as ort_errors
 from partita.runtime.ort.binding import Binding
 from partita.runtime.ort.buffers import NATIVE_ERRORS, host_buffer
 from partita.runtime.ort.native_log import captured_output
 from partita.runtime.ort.registry import available_ort_names
+from partita.runtime.ort.session import NativeFailureError, open_native
+from partita.runtime.ort.session_options import Opening
+from partita.runtime.place import run_phases as place
+from partita.runtime.place.tensor_types import sizes_of, tensor_types
 from tests.memory import native_bytes
+from tests.runtime.place.test_run_phases import written
 
 CPU = resolve(parse_chain("cpu"), available_ort_names())
-CUDA = Provider(
-    name="cuda",
-    ort_name="CUDAExecutionProvider",
-    aliases=(),
-    wheels=("onnxruntime-gpu",),
-    device_memory="Cuda",
-    preferred_attention="gqa",
-)
-NO_CUDA = pytest.mark.skipif(
-    "CUDAExecutionProvider" not in available_ort_names() or Path("/dev/nvidia0").exists(),
-    reason="needs an ONNX Runtime with CUDA on a machine without",
-)
 
 
 def ours_in(folder: Path) -> list[Path]:
@@ -58,14 +52,6 @@ def write_model(path: Path, node: str, dtype: str = "float") -> Path:
     ports = f"({dtype}[1] x) => ({dtype}[1] y)"
     onnx.save(parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> g {ports} {{ [only] y = {node} }}'), path)
     return path
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int64"])
-def test_host_buffer_is_shared_zeroed_and_aligned(dtype):
-    buffer = host_buffer((2, 3), dtype)
-    assert buffer.address() == buffer.host.ctypes.data and buffer.address() % 64 == 0
-    assert not buffer.host.any() and buffer.size_bytes == buffer.host.nbytes
-    assert buffer.value.data_type() == f"tensor({dtype.replace('float32', 'float')})"
 
 
 def test_session_removes_its_temporary_files(tiny_package, tmp_path, own_temp):
@@ -84,17 +70,6 @@ def test_session_removes_its_temporary_files(tiny_package, tmp_path, own_temp):
     with pytest.raises(PackageError, match=r"bad\.onnx: ONNX Runtime cannot load it: .*check it with onnx\.checker"):
         open_session(tmp_path / "bad.onnx", CPU, threads=1, observe=True)
     assert ours_in(own_temp) == []
-
-
-@NO_CUDA
-@pytest.mark.parametrize("observe", [False, True])
-def test_provider_start_error_quotes_onnxruntime(tiny_package, own_temp, capfd, observe):
-    with pytest.raises(ProviderError, match=r"onnx: cuda: library_missing: lib\w+\.so\.\d+: cannot open") as caught:
-        open_session(tiny_package() / "model.onnx", (Resolution(CUDA, "active"),), threads=1, observe=observe)
-    assert "\n" not in str(caught.value)
-    assert ours_in(own_temp) == []
-    del caught  # the half-open session goes with the traceback, and would log at that moment
-    assert capfd.readouterr().err == ""
 
 
 def test_failed_run_error_is_single_line_without_stderr_output(open_runner, capfd):
@@ -153,26 +128,6 @@ def test_stderr_is_restored_after_exception(capfd):
     assert captured.lines == ("[E:onnxruntime:, a.cc:1 F] lost?",)
     os.write(2, b"back\n")
     assert capfd.readouterr().err == "back\n"
-
-
-@pytest.mark.parametrize("redirection", [">&-", ">/dev/full"])
-def test_buffered_stdout_text_is_not_captured_in_log(redirection):
-    """The text is pending while the descriptors change, and cannot be written then."""
-    script = (
-        "import os\n"
-        "from partita import process\n"
-        "from partita.runtime.ort.native_log import captured_output\n"
-        "process.open_null_device()\n"
-        "process.own_process = True\n"
-        "print('pending')\n"
-        "with captured_output() as c: os.write(2, b'within\\n')\n"
-        "os.write(2, b'after\\n')\n"
-        "os._exit(c.lines == ('within',))"
-    )
-    command = f"exec {shlex.join([sys.executable, '-c', script])} {redirection}"
-    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    done = subprocess.run(["bash", "-c", command], env=buffered, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (1, "after\n")
 
 
 # A session that was profiled once costs no memory from run to run, though ONNX Runtime goes on taking notes in it
@@ -251,3 +206,126 @@ def test_notes_are_not_removed_in_thread_with_failed_run(bound, monkeypatch):
 
     apart(runs)
     assert len(taken) == 2
+
+
+# Messages of failures
+
+
+class InvalidGraph(Exception):  # noqa: N818 - as ONNX Runtime calls it
+    """As ONNX Runtime 1.24 raises it."""
+
+
+SCHEMA = (
+    "[ONNXRuntimeError] : 10 : INVALID_GRAPH : This is an invalid model. In Node, ... Error Node(attention) with "
+    "schema(com.microsoft::GroupQueryAttention:1) has input size 14 not in range [min=7, max=12]."
+)
+PIPELINE = (
+    "[ONNXRuntimeError] : 1 : FAIL : Non-zero status code returned while running GroupQueryAttention node. Status "
+    'Message: Failed to create a WebGPU compute pipeline: [Invalid ShaderModule "Split"] is invalid'
+)
+
+
+def test_unknown_operator_version_error_suggests_matching_onnxruntime(tmp_path: Path) -> None:
+    """Exporting again with the same versions would give the same file."""
+    error = ort_errors.open_error(tmp_path / "model.onnx", ["CPUExecutionProvider"], InvalidGraph(SCHEMA), ())
+    assert isinstance(error, PackageError) and "run it with the ONNX Runtime it was exported for" in str(error)
+    invalid = InvalidGraph("This is an invalid model.")
+    other = ort_errors.open_error(tmp_path / "model.onnx", ["CPUExecutionProvider"], invalid, ())
+    assert "onnx.checker" in str(other)
+
+
+def test_shader_compilation_failure_is_a_provider_error() -> None:
+    error = ort_errors.run_error("model.onnx", RuntimeError(PIPELINE))
+    assert isinstance(error, ProviderError) and "use another provider" in str(error)
+
+
+@pytest.mark.parametrize("location", [".\\d.data", "weights\\d.data"])
+def test_windows_path_of_external_data_is_reported_with_correction(tmp_path: Path, location: str) -> None:
+    model = parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 17]> g (float[4] x) => (float[4] y) { y = Add(x, w) }'
+    )
+    model.graph.initializer.append(numpy_helper.from_array(np.ones(4, np.float32), "w"))
+    external_data_helper.set_external_data(model.graph.initializer[0], location)
+    model.graph.initializer[0].ClearField("raw_data")
+    (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(PackageError) as caught:
+        partita.place(tmp_path / "model.onnx", "cpu")
+    wanted = PureWindowsPath(location).as_posix()
+    assert f"the path {location!r} is a Windows path; write {wanted!r} instead" in str(caught.value)
+    model.graph.initializer[0].external_data[0].value = wanted
+    (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
+    (tmp_path / wanted).parent.mkdir(exist_ok=True)
+    (tmp_path / wanted).write_bytes(np.ones(4, np.float32).tobytes())
+    assert partita.place(tmp_path / "model.onnx", "cpu").chain[0].provider == "CPUExecutionProvider"
+
+
+# The optimised graph, which the first session writes without weights
+
+
+NORM = """g (float[2,4,4] x, float[2,4,4] y) => (float[2,4,4] z)
+<float[4] g = {1,1,1,1}, float[4] b = {1,1,1,1}, float two = {2}> {
+  [add] s = Add(x, y) [ln] l = LayerNormalization(s, g, b) [pow] z = Pow(l, two)
+}"""
+"""ONNX Runtime fuses the first two into one node that it names SkipLayerNormalization."""
+LARGE = """g (float[1,2048] x) => (float[1,2048] y) <int64[2] s = {2048, 2048}> {
+  w = ConstantOfShape<value = float[1] {0.5}>(s) y = MatMul(x, w)
+}"""
+
+
+def test_unnamed_fused_node_is_mapped_to_replaced_nodes(tmp_path):
+    report = partita.place(written(tmp_path / "m.onnx", NORM), "cpu")
+    replaced = {node.name: (node.op_type, node.replaces) for node in report.phases[0].nodes}
+    rows = {row.name: (row.op_type, row.ran_as, row.state) for row in report.phases[0].file_nodes}
+    assert rows["ln"] == ("LayerNormalization", ("SkipLayerNormalization",), "executed")
+    assert replaced == {"SkipLayerNormalization": ("SkipLayerNormalization", ("add", "ln")), "pow": ("Pow", ())}
+    assert [check for check in report.checks if not check.passed] == [] and report.conflicts == ()
+
+
+def test_package_has_optimised_graph_for_each_session(open_runner):
+    runner = open_runner(observe=True, static_shapes=True)
+    assert place.run_package(runner, 1) is None
+    facts = with_optimised(run_facts.run_facts(runner), [entry.session for entry in runner.graphs])
+    assert len(facts.sessions) == 2
+    for session in facts.sessions:
+        planned = {name for stream in session.plan or () for name in stream}
+        assert {node.name for node in session.optimised or ()} == planned and planned
+
+
+def test_graph_is_written_while_the_session_opens_and_without_weights(tmp_path):
+    """The reason is the same for weights of every size: they are discarded."""
+    path = written(tmp_path / "m.onnx", LARGE)
+    with closing(open_native(path, CPU, Opening(observe=True))) as session:
+        assert session.optimised is not None and len(session.optimised) < 4096
+        (product,) = onnx.load_from_string(session.optimised).graph.node
+        assert product.op_type == "MatMul", "16 MiB of folded weights are not in the file"
+    with closing(open_native(path, CPU, Opening())) as session:
+        assert session.optimised is None
+
+
+def test_missing_optimised_graph_has_a_reason(open_runner, monkeypatch):
+    runner = open_runner(observe=True)
+    facts, session = run_facts.run_facts(runner), runner.graphs[0].session
+    assert place.with_graphs(facts, [session], ResourceError("memory ran out")) is facts
+    (seen,) = facts.sessions
+    session.optimised = b"no graph"
+    assert "not a valid ONNX file" in add_optimised(seen, session, 0).optimised_missing_reason
+    (entry,) = session.active
+    compiling = replace(entry.provider, compiles=True)
+    session.active, session.optimised = (replace(entry, provider=compiling),), None
+    assert "cpu compiles" in add_optimised(seen, session, 0).optimised_missing_reason
+    session.active = (replace(entry, provider=replace(compiling, ort_name="Idle")), entry)
+    assert "1 GiB again" in add_optimised(seen, session, 1 << 30).optimised_missing_reason
+
+    def fails(*_):
+        raise NativeFailureError(RuntimeError("no room\nat all"), ())
+
+    monkeypatch.setattr(run_facts, "open_native", fails)
+    assert "no room at all" in add_optimised(seen, session, 0).optimised_missing_reason
+
+
+def test_invalid_split_count_does_not_crash_type_inference() -> None:
+    text = '<ir_version: 9, opset_import: ["" : 20]>\ng (int64[4] x) => (a, b, c, d) {\n  {node}\n}'
+    split = "[planted] a, b, c, d = Split<num_outputs={count}>(x)"
+    legal, illegal = (parser.parse_model(text.replace("{node}", split.replace("{count}", count))) for count in "43")
+    assert sizes_of(tensor_types(legal)["a"]) == (1,)
+    assert "a" not in tensor_types(illegal)

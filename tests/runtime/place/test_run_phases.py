@@ -22,28 +22,22 @@ from partita.runtime.ort.errors import run_error
 from partita.runtime.place.inputs import (
     check_free_memory,
     input_shapes,
-    make_values,
-    not_generated,
-    read_inputs,
     read_values,
 )
+from partita.runtime.place.model_file import graph_node, read_model_file
 from partita.runtime.place.onnx_model import ModelPort, read_onnx
 from partita.runtime.place.run_phases import (
     FileRun,
     OpenOptions,
     RunLateError,
     place_model,
-    place_package,
 )
-from partita.runtime.place.tensor_types import fixed_shapes
-from tests.runtime.handmade_packages import handmade
 
 if TYPE_CHECKING:
     from partita.runtime.ort.session import Session
 
 CPU = "CPUExecutionProvider"
 F = TensorProto.FLOAT
-TENSOR = helper.make_tensor_type_proto(F, [2])
 HEAD = '<ir_version: 10, opset_import: ["" : 21, "own" : 1]>\n'
 RELU = "g (float[4,4] x) => (float[4,4] y) { [a] y = Relu(x) }"
 
@@ -146,33 +140,6 @@ def test_nodes_receive_unique_single_line_names(tmp_path):
     assert path.read_bytes() == before
 
 
-def test_subgraph_nodes_count_as_part_of_control_flow_node(tmp_path):
-    text = """g (bool flag, float[4,4] x) => (float[4,4] y) {
-      [if] t = If(flag) <then_branch = t () => (float[4,4] ty) { [same] ty = Relu(x) },
-                         else_branch = e () => (float[4,4] ey) { [same] ey = Neg(x) }>
-      [mm] y = MatMul(t, x)
-    }"""
-    result = placed(written(tmp_path / "m.onnx", text))
-    assert result.error is None
-    assert [name for stream in result.facts.sessions[0].plan or () for name in stream] == ["if", "mm"]
-    assert not any("does not load the file" in note for note in result.facts.notes), "names are unique per graph"
-
-
-def test_unnamed_function_nodes_are_named_after_their_function(tmp_path):
-    text = (
-        "g (float[2] x) => (float[2] y) {\n  [one] h = own.Part(x)\n  [two] y = own.Part(h)\n}\n"
-        '<domain: "own", opset_import: ["" : 21]>\n'
-        "Part (a) => (c) {\n  [given] b = Selu(a)\n  m = ReduceMax<keepdims=0>(b)\n  g = Cast<to=9>(m)\n"
-        "  c = If(g)<then_branch = t () => (d) { d = Abs(b) }, else_branch = e () => (f) { f = Neg(b) }>\n}"
-    )
-    result = placed(written(tmp_path / "m.onnx", text))
-    assert result.error is None
-    own = ["given", "ReduceMax_1", "Cast_2", "If_3"]
-    planned = [name for stream in result.facts.sessions[0].plan or () for name in stream]
-    assert planned == [f"_inlfunc_Part_{call}{name}" for call in ("", "token_0_") for name in own]
-    assert any(note.startswith("nodes without a unique name in the file (5)") for note in result.facts.notes)
-
-
 # --- sizes ---------------------------------------------------------------------------------------------------------
 
 
@@ -230,57 +197,9 @@ def test_invalid_size_raises_usage_error(texts, message):
 # --- values --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "bfloat16", "bool", "int8", "uint16", "int64"])
-def test_generated_values_are_deterministic_for_every_dtype(dtype):
-    entry = ModelPort("x", "tensor", dtype, (3, 5))
-    first, second = (make_values(entry, (3, 5), np.random.default_rng(0)) for _ in range(2))
-    assert first.shape == (3, 5) and np.array_equal(first, second)
-    if dtype.startswith("float"):
-        assert first.dtype == dtype and 0 < float(np.abs(first).max()) < 1
-    if dtype.endswith("64"):
-        masks = ModelPort("attention_mask", "tensor", "int64", (2,)), ModelPort("seq_len", "tensor", "int64", (2,))
-        assert all(make_values(port, (2,), np.random.default_rng(0)).min() == 1 for port in masks)
-
-
 def npy(path: Path, array: Any) -> Path:
     np.save(path, array)
     return path
-
-
-@pytest.mark.parametrize(
-    ("made", "kind"),
-    [
-        (helper.make_tensor_value_info("s", TensorProto.COMPLEX64, [2]), "a tensor of complex64"),
-        (helper.make_tensor_value_info("s", TensorProto.INT4, [2]), "a tensor of int4"),
-        (helper.make_tensor_value_info("s", TensorProto.STRING, [2]), "a tensor of string"),
-        (helper.make_tensor_sequence_value_info("s", F, [2]), "a sequence"),
-        (helper.make_value_info("s", helper.make_optional_type_proto(TENSOR)), "an optional"),
-        (helper.make_value_info("s", helper.make_map_type_proto(TensorProto.INT64, TENSOR)), "a map"),
-    ],
-)
-def test_unsupported_input_kind_is_reported_with_its_type(tmp_path, made, kind):
-    graph = helper.make_graph([helper.make_node("Identity", ["s"], ["y"])], "g", [made], [])
-    onnx.save(helper.make_model(graph), tmp_path / "m.onnx")
-    model = read_onnx(tmp_path / "m.onnx")
-    assert not_generated(model.inputs[0]) == kind and input_shapes(model.inputs, {}).get("s", (2,)) == (2,)
-    if model.inputs[0].kind != "tensor":
-        with pytest.raises(UsageError, match=f"s is {kind}, which has no sizes"):
-            input_shapes(model.inputs, split_shapes(["s=2"]))
-    with pytest.raises(UsageError, match=f"s is {kind}, which is not supported in .npy files"):
-        read_values(model.inputs, {"s": npy(tmp_path / "s.npy", np.zeros(2))})
-
-
-def test_runs_use_the_values_of_npy_files(tmp_path):
-    text = "g (int64[n] i, int64 depth, float[2] pair) => (float[5,n] y) { [h] y = OneHot<axis=0>(i, depth, pair) }"
-    model, folder = read_onnx(written(tmp_path / "m.onnx", text)), tmp_path / "lr=0.1"
-    folder.mkdir()
-    given = {"i": npy(folder / "i.npy", np.arange(3)), "depth": npy(folder / "depth.npy", np.array(5))}
-    shapes, values = read_inputs(model.inputs, {}, given)
-    assert shapes == {"i": (3,), "depth": (), "pair": (2,)}
-    result = place_model(model, shapes, where(values=values))
-    assert result.error is None
-    (out,) = [entry for entry in result.facts.sessions[0].ports if entry.direction == "output"]
-    assert out.bytes_per_decode_step == 4 * 3 * 5, "the depth is the one of the file"
 
 
 HUGE = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({10**30},), }}\n".encode()
@@ -415,20 +334,50 @@ def test_failed_run_preserves_placement(tmp_path):
     assert any(note.startswith("run 1 of 3 failed") for note in result.facts.notes)
 
 
-@pytest.mark.parametrize(("shapes", "prefill"), [("any", 16), ("pair", 5)])
-def test_package_runs_prefill_and_decode_on_dummy_tokens(tmp_path, shapes, prefill):
-    result = place_package(handmade(tmp_path / "package", shapes=shapes), where())
-    steps = [(step.phase, step.tokens) for step in result.facts.steps]
-    assert result.error is None and steps == [("prefill", prefill)] * 3 + [("decode", 1)] * 3
-    assert all(session.events for session in result.facts.sessions)
-    assert all(state.same_address for state in result.facts.states)
-    assert result.facts.finish_reason is None
+# --- the file ------------------------------------------------------------------------------------------------------
 
 
-def test_fixed_shapes_returns_values_determined_by_input_shapes(tmp_path):
-    text = """g (float[n,4] x) => (int64[2,k] i, float y) {
-      [a] a = Relu(x) [nz] i = NonZero(a) [s] s = Shape(a) [m] y = ReduceMax<keepdims=0>(a)
-    }"""
-    model = read_onnx(written(tmp_path / "m.onnx", text))
-    assert fixed_shapes(model.proto, {"x": (3, 4)}) == {"x", "a", "s", "y"}
-    assert "a" not in fixed_shapes(model.proto, {})
+def test_external_data_in_subgraph_attributes_is_validated(tmp_path):
+    hidden = helper.make_tensor("hidden", TensorProto.FLOAT, [1], [1.0])
+    hidden.ClearField("float_data")
+    hidden.data_location = TensorProto.EXTERNAL
+    hidden.external_data.add(key="location", value="../out")
+    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])
+    body = helper.make_graph([helper.make_node("Constant", [], ["y"], value=hidden)], "b", [], [output])
+    node = helper.make_node("If", ["c"], ["y"], then_branch=body, else_branch=body)
+    condition = helper.make_tensor_value_info("c", TensorProto.BOOL, [])
+    onnx.save(helper.make_model(helper.make_graph([node], "g", [condition], [output])), tmp_path / "m.onnx")
+    with pytest.raises(PackageError, match="is outside the model folder"):
+        read_model_file(tmp_path / "m.onnx", tmp_path)
+
+
+OURS = {"partita.module": "model.norm", "partita.class": "Norm", "partita.source": "modeling_x.py:7"}
+TORCHS = {
+    "pkg.torch.onnx.name_scopes": "['', 'model', 'model.layers.1.mlp.down_proj', 'linear_13']",
+    "pkg.torch.onnx.stack_trace": (
+        'File "/env/site-packages/transformers/modeling_llama.py", line 164, in forward\n'
+        "    down = self.down_proj(x)\n"
+        'File "/env/site-packages/torch/nn/modules/linear.py", line 134, in forward\n'
+        "    return F.linear(input, self.weight, self.bias)"
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "notes", "facts"),
+    [
+        ("x.y/Add", {**OURS, **TORCHS}, ("model.norm", "modeling_x.py:7")),
+        ("node_linear_13", TORCHS, ("model.layers.1.mlp.down_proj", "torch/nn/modules/linear.py:134")),
+        ("x.y/Add", {}, ("x.y", None)),
+        ("Add_1", {}, (None, None)),
+    ],
+    ids=["ours before torch's", "torch's", "by name", "none"],
+)
+def test_node_origin_is_read_from_metadata_or_name(
+    name: str, notes: dict[str, str], facts: tuple[str | None, str | None]
+) -> None:
+    node = helper.make_node("Add", ["a", "b"], ["c"], name=name)
+    for key, value in notes.items():
+        node.metadata_props.add(key=key, value=value)
+    fact = graph_node(node)
+    assert (fact.module, fact.source) == facts

@@ -11,11 +11,11 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from partita.errors import PackageError
-from partita.package.folder import KNOWN_ANSWER, TOLERANCES, read_manifest, record_file, write_manifest
+from partita.package.folder import KNOWN_ANSWER, TOLERANCES, read_manifest
 from partita.providers.resolve import parse_chain
 from partita.runtime.verify.comparison import Comparison, set_aside
 from partita.runtime.verify.replay import first_difference, replay
-from tests.runtime.handmade_packages import VOCAB, WIDTH, handmade
+from tests.runtime.handmade_packages import VOCAB, WIDTH, handmade, reseal
 
 PAIR = {"attention": "gqa", "static_shapes": True, "prefill_chunk": 6}
 
@@ -31,12 +31,6 @@ def change_answer(folder, change):
     change(tensors)
     save_file(tensors, folder / KNOWN_ANSWER, metadata={"reference": "changed"})
     reseal(folder)
-
-
-def reseal(folder):
-    manifest = read_manifest(folder)
-    files = tuple(record_file(folder, record.name) for record in manifest.files)
-    write_manifest(folder, manifest.model_copy(update={"files": files}))
 
 
 @pytest.mark.parametrize(

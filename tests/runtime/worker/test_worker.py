@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -15,8 +13,6 @@ import psutil
 import pytest
 
 from partita.errors import GenerationError, PartitaError, ProviderError
-from partita.runtime import time_limit as patience
-from partita.runtime.time_limit import LateError, in_time, is_still_running
 from partita.runtime.worker.parent import Worker, WorkerLostError
 
 MODULE = "tests.runtime.worker.handlers"
@@ -117,14 +113,6 @@ def test_worker_exit_raises_error_in_running_and_later_calls(how, words, number)
     assert lost == [caught.value]
 
 
-def test_import_failure_names_missing_module():
-    with (
-        pytest.raises(WorkerLostError, match="exit code 1; last line: ModuleNotFoundError.*no_such"),
-        Worker("no_such_module") as worker,
-    ):
-        worker.call("add")
-
-
 def test_call_timeout_ends_worker_and_its_children(worker):
     other = worker.call("start")
     with pytest.raises(WorkerLostError, match="gave no answer within 0.5 s") as caught:
@@ -157,18 +145,6 @@ def test_interrupt_raises_keyboard_interrupt_only_in_running_call(worker):
     assert worker.call("add") == 0
 
 
-def test_failing_event_callback_ends_worker(monkeypatch):
-    monkeypatch.setattr("partita.runtime.worker.parent.END_SECONDS", 0.2)
-
-    def refuse(event):
-        raise ValueError("no")
-
-    with Worker(MODULE, on_event=refuse) as worker:
-        worker.send("push", 1)
-        with pytest.raises(WorkerLostError, match="invalid message .ValueError: no"):
-            worker.call("add")
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 def test_forked_process_cannot_call_or_close_worker(worker):
     child = os.fork()
@@ -183,82 +159,4 @@ def test_forked_process_cannot_call_or_close_worker(worker):
     assert worker.call("add", 1) == 1
 
 
-PARENT = f"""
-from partita.runtime.worker.parent import Worker
-worker = Worker({MODULE!r})
-print(worker.process.pid, worker.folder, flush=True)
-worker.call("sleep", 600)
-"""
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
-def test_parent_death_ends_worker_and_removes_its_folder(number):
-    parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
-    assert parent.stdout is not None
-    pid, folder = parent.stdout.readline().split()
-    parent.send_signal(number)
-    parent.communicate(timeout=SECONDS)
-    wait_until(lambda: is_gone(int(pid)) and not Path(folder).exists())
-
-
 # Work that may never end, and the thread that waits for it
-
-
-def test_in_time_returns_value_or_raises_error():
-    def work() -> int:
-        return 3
-
-    assert in_time(work, lambda: None, 60.0) == 3 and not is_still_running(work)
-    with pytest.raises(ZeroDivisionError):
-        in_time(lambda: 1 // 0, lambda: None, 60.0)
-
-
-def test_in_time_reports_late_work_stopped_after_stop_request():
-    asked = threading.Event()
-
-    def work() -> None:
-        asked.wait()
-        raise OSError("stopped")
-
-    with pytest.raises(LateError) as late:
-        in_time(work, asked.set, 0.05)
-    assert not late.value.still_running and not is_still_running(work)
-    again = threading.Event()
-    assert in_time(lambda: again.wait(), again.set, 0.05) is True, "it has a result by then"
-
-
-def test_in_time_reports_late_work_still_running(monkeypatch):
-    monkeypatch.setattr(patience, "STOP_SECONDS", 0.05)
-    monkeypatch.setattr(patience, "_running", [])
-    ended = threading.Event()
-
-    def work() -> None:
-        ended.wait()
-
-    with pytest.raises(LateError) as late:
-        in_time(work, lambda: None, 0.05)
-    assert late.value.still_running and is_still_running(work)
-    ended.set()
-
-
-def test_in_time_stops_work_on_keyboard_interrupt(monkeypatch):
-    asked = threading.Event()
-
-    def press(*_: object, **__: object) -> None:
-        monkeypatch.undo()
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(patience, "wait", press)
-
-    def work() -> None:
-        asked.wait(60)
-
-    with pytest.raises(KeyboardInterrupt):
-        in_time(work, asked.set, 60.0)
-    assert asked.is_set() and not is_still_running(work)

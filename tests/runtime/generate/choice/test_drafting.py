@@ -11,7 +11,6 @@ import pytest
 from partita.library.engine.drafters import DraftModel
 from partita.options.generation import Sampling
 from partita.runtime.generate.choice.drafting import (
-    EMPTY_STEPS,
     OFF_STEPS,
     DraftLength,
     VerifiedDraft,
@@ -38,18 +37,6 @@ def opened(opened: Opened) -> Opened:
 
 def drafted(drafter: DraftModel, text: list[int], most: int = 4) -> list[int]:
     return drafter(np.array(text, np.int64), most)
-
-
-@pytest.mark.parametrize("shapes", ["any", "pair", "one"])
-def test_draft_model_matches_fresh_run_after_any_history(opened: Opened, shapes: str) -> None:
-    drafter = DraftModel(opened(shapes=shapes), VOCAB)
-    assert drafted(drafter, PROMPT, 0) == []
-    text = [*PROMPT]
-    for added in ([7], [7, 9], [], [3] * 5, known_tokens([*PROMPT, 7, 7, 9, 3, 3, 3, 3, 3], 3, KEYS)):
-        text += added
-        found = drafted(drafter, text)
-        assert found and found == known_tokens(text, len(found), KEYS)
-    assert drafted(drafter, text[:14]) == known_tokens(text[:14], len(drafted(drafter, text[:14])), KEYS)
 
 
 def test_draft_model_stops_at_its_cache_length(opened: Opened) -> None:
@@ -145,18 +132,6 @@ def test_drafting_pauses_after_a_slowdown_and_resumes() -> None:
     tries = [step for step, count in enumerate(counts) if count]
     gaps = [later - earlier for earlier, later in zip(tries, tries[1:], strict=False)]
     assert {gap for gap in gaps if gap > 3} == {OFF_STEPS + 1} or min(gap for gap in gaps if gap > 3) > OFF_STEPS
-
-
-def test_drafting_pauses_after_three_empty_drafts() -> None:
-    control = DraftLength()
-    for _ in range(3):
-        control.count()
-        control.record(0, 0.001, [])
-    tried = []
-    for step in range(20):
-        tried += [step] if control.count() else []
-        control.record(0, 0.001, [])
-    assert tried[1] - tried[0] == EMPTY_STEPS + 1, "once in nine steps"
 
 
 @pytest.mark.parametrize(

