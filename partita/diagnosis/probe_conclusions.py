@@ -20,17 +20,20 @@ OUTCOMES: Mapping[str, str] = {
     "timed_out": "does not respond in time",
 }
 """The outcome of an experiment, after `the provider`."""
-CAUSES: Mapping[Factor, ReasonCode] = {
-    OPTION: "option_needed",
-    "rank": "dynamic_shape",
-    "static_shape": "dynamic_shape",
-    "output_shape": "dynamic_shape",
-    "type": "no_kernel_type",
-    "opset": "no_kernel_version",
-    "attribute": "attribute_unsupported",
-    "input": "attribute_unsupported",
+FACTORS: Mapping[Factor, tuple[str, ReasonCode | None]] = {
+    OPTION: ("provider options", "option_needed"),
+    "rank": ("known ranks", "dynamic_shape"),
+    "static_shape": ("fixed sizes", "dynamic_shape"),
+    "output_shape": ("declared sizes of outputs", "dynamic_shape"),
+    "type": ("other types", "no_kernel_type"),
+    "opset": ("other opsets", "no_kernel_version"),
+    "attribute": ("other attributes", "attribute_unsupported"),
+    "input": ("other inputs", "attribute_unsupported"),
+    COMBINED: ("two factors together", None),
+    NEIGHBOURS: ("neighbouring nodes", None),
 }
-"""Factor -> the reason that applies if the provider supports the node after a change of it."""
+"""Factor -> its variations in words, and the reason if the provider supports the node after a change of it."""
+CAUSES: Mapping[Factor, ReasonCode] = {factor: cause for factor, (_, cause) in FACTORS.items() if cause is not None}
 REMEDIES: Mapping[Factor, str] = {
     "rank": "declare in the file the ranks of the model's inputs, or of the inputs of the node (value_info); sizes may "
     "stay symbolic",
@@ -44,19 +47,6 @@ OTHER_OPERATOR = (
 )
 DECLARED: frozenset[Factor] = frozenset({"output_shape"})
 """Changes of declarations only. If another change helps, too, that one is the cause."""
-KINDS: Mapping[Factor, str] = {
-    "rank": "known ranks",
-    "static_shape": "fixed sizes",
-    "output_shape": "declared sizes of outputs",
-    "type": "other types",
-    "opset": "other opsets",
-    "attribute": "other attributes",
-    "input": "other inputs",
-    COMBINED: "two factors together",
-    OPTION: "provider options",
-    NEIGHBOURS: "neighbouring nodes",
-}
-"""The variations of a factor, in words."""
 ENDS: Mapping[str, frozenset[str]] = {
     "made no difference": frozenset({"rejected"}),
     "failed": frozenset({"failed", "crashed"}),
@@ -268,7 +258,7 @@ def _summary(trials: Sequence[ProbeRun]) -> str:
     texts = []
     for end, outcomes in ENDS.items():
         if found := [trial for trial in trials if trial.outcome in outcomes]:
-            named = listing(dict.fromkeys(KINDS.get(trial.factor, trial.factor) for trial in found))
+            named = listing(dict.fromkeys(FACTORS.get(trial.factor, (trial.factor,))[0] for trial in found))
             texts.append(f"{plural(len(found), 'variation')}{f' ({named})' if 'rejected' in outcomes else ''} {end}")
     return "; ".join(texts) or "no variation is possible"
 

@@ -44,7 +44,7 @@ def test_percentiles_are_shown_only_with_enough_steps(steps: tuple[int, ...], sh
     found = section_of(mixed().model_copy(update={"phases": tuple(map(phase, steps))}), "phases")
     figures = found and found.blocks[0]
     assert isinstance(figures, Table)
-    rows = {row.cells[0]: row.cells[1:] for row in figures.rows}
+    rows = {row[0]: row[1:] for row in figures.rows}
     assert {name for name in rows if "p9" in name} == shown
     assert all(rows[name][0] == "-" for name in shown if steps[0] == 1), "one step has no slow ones"
 

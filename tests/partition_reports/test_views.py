@@ -73,7 +73,7 @@ def own_texts(block: Block) -> Iterator[str]:
     elif isinstance(block, Command):
         yield from block.text.split()  # a terminal breaks it after every option
     elif isinstance(block, Table):
-        yield from (" ".join(filter(None, row.cells)) for row in block.rows)
+        yield from (" ".join(filter(None, row)) for row in block.rows)
     elif isinstance(block, Group):
         yield block.title
 

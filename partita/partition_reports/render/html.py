@@ -64,7 +64,7 @@ def _read_part(name: str) -> str:
 
 def _widths_of(table: Table) -> list[str]:
     """CSS class of each column: n for numbers, w for long texts, empty for short ones."""
-    longest = [max((len(row.cells[at]) for row in table.rows), default=0) for at in range(len(table.columns))]
+    longest = [max((len(row[at]) for row in table.rows), default=0) for at in range(len(table.columns))]
     return [
         "n" if column.number else "w" if length > LONG else ""
         for column, length in zip(table.columns, longest, strict=True)

@@ -81,7 +81,7 @@ def write_block(block: Block, *, unfold: bool = False) -> Iterator[str]:
             yield from (safe(block.caption), "")
         yield f"| {' | '.join(safe(column.title) for column in block.columns)} |"
         yield f"| {' | '.join('---:' if column.number else ':---' for column in block.columns)} |"
-        yield from (f"| {' | '.join(map(safe, row.cells))} |" for row in shown)
+        yield from (f"| {' | '.join(map(safe, row))} |" for row in shown)
         yield from ("", safe(rest)) if rest else ()
     elif isinstance(block, Group) and block.folded:
         yield from _write_folded(safe(block.title), block.blocks, unfold)

@@ -117,7 +117,7 @@ class Page:
         if not table.obvious and not table.headless:
             self.lines(self.wrapped(table.caption, indent=INDENT, style=DIM))
         heads = ["" if table.headless else self.sanitised(column.title) for column in columns]
-        cells = [[self.sanitised(cell) for cell in row.cells] for row in rows]
+        cells = [[self.sanitised(cell) for cell in row] for row in rows]
         natural = [max(cell_len(row[n]) for row in (heads, *cells)) for n in range(len(columns))]
         is_wide = _total(natural) > room
         if is_wide:

@@ -37,27 +37,21 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """Cells in the order of the columns; the first is the row heading."""
-
-    cells: tuple[str, ...]
-    anchor: str = ""
-    """Target of links."""
-
-
-@dataclass(frozen=True, slots=True)
 class Table:
     """A table."""
 
     caption: str
     columns: tuple[Column, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[tuple[str, ...], ...]
+    """Cells of each row in the order of the columns; the first is the row heading."""
     most: int = 0
     """Maximum shown rows in views that shorten tables; 0: all."""
     obvious: bool = False
     """The caption repeats the headings and may be hidden."""
     headless: bool = False
     """The headings are `name` and `value` and may be hidden."""
+    anchors: tuple[str, ...] = ()
+    """Target of links to each row; empty for a table without."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,15 +205,14 @@ class Document:
 def table(
     caption: str,
     columns: Iterable[Column | str],
-    rows: Iterable[Row | Sequence[str]],
+    rows: Iterable[Sequence[str]],
     *,
     most: int = 0,
     obvious: bool = False,
 ) -> Table:
     """A table from columns and rows of cells. A column given as a string holds text."""
     heads = tuple(Column(column, number=False) if isinstance(column, str) else column for column in columns)
-    made = tuple(row if isinstance(row, Row) else Row(tuple(row)) for row in rows)
-    return Table(caption, heads, made, most, obvious)
+    return Table(caption, heads, tuple(map(tuple, rows)), most, obvious)
 
 
 def numbers(*titles: str) -> tuple[Column | str, ...]:
@@ -229,7 +222,7 @@ def numbers(*titles: str) -> tuple[Column | str, ...]:
 
 def pairs(caption: str, rows: Iterable[tuple[str, str | None]]) -> Table:
     """Names with one value each, without empty values."""
-    shown = tuple(Row((name, value)) for name, value in rows if value)
+    shown = tuple((name, value) for name, value in rows if value)
     return Table(caption, (Column("name", number=False), Column("value", number=False)), shown, headless=True)
 
 
@@ -248,14 +241,15 @@ def fields_of(record: BaseModel | None, *exclude: str, prefix: str = "") -> list
 def table_of(caption: str, records: Iterable[Any], *names: str, most: int = 0, obvious: bool = True) -> Table:
     """A row for each record, and a column for each of its fields that any record has a value for.
 
-    `names`: the fields. A record may be a dict, of which all keys are fields except the `anchor` of the row.
+    `names`: the fields. Records may be dicts, of which all keys are fields except the `anchor` of the row.
     """
     values = [each if isinstance(each, dict) else {name: getattr(each, name) for name in names} for each in records]
     fields = names or dict.fromkeys(name for row in values for name in row if name != "anchor")
     shown = [name for name in fields if not values or not all(_is_blank(row.get(name)) for row in values)]
-    heads = [Column(label_of(name), number=any(_is_number(row.get(name)) for row in values)) for name in shown]
-    rows = [Row(tuple(value_text(name, row.get(name)) for name in shown), row.get("anchor", "")) for row in values]
-    return table(caption, heads, rows, most=most, obvious=obvious)
+    heads = tuple(Column(label_of(name), number=any(_is_number(row.get(name)) for row in values)) for name in shown)
+    rows = tuple(tuple(value_text(name, row.get(name)) for name in shown) for row in values)
+    anchors = tuple(row["anchor"] for row in values if "anchor" in row)
+    return Table(caption, heads, rows, most, obvious, anchors=anchors)
 
 
 def label_of(name: str) -> str:
@@ -336,7 +330,7 @@ def shown_blocks(blocks: Sequence[Block], hint: str = "") -> list[Block]:
     return shown
 
 
-def shown_rows(table: Table) -> tuple[tuple[Row, ...], str]:
+def shown_rows(table: Table) -> tuple[tuple[tuple[str, ...], ...], str]:
     """The first rows of a table, and a line about the others; empty if there are none."""
     left = len(table.rows) - table.most
     if not table.most or left <= 0:
