@@ -166,10 +166,8 @@ def _change(was: Row | None, now: Row | None) -> Change:
         details |= now.causes.get(before, now.causes.get(None, {}))
     if was is not None and now is not None and now.name in now.keys and was.name != now.name:
         details["former_name"] = was.name
-    return Change(
-        section=shown.section,
-        group=shown.group,
-        name=shown.name,
+    return Change.copy_of(
+        shown,
         kind="added" if was is None else "removed" if now is None else "changed",
         before=was.value if was else None,
         after=now.value if now else None,

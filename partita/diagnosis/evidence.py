@@ -220,7 +220,7 @@ def _message(context: Context) -> Iterator[Finding]:
     if first is None or first.message.startswith(OWN_MESSAGES):
         return
     found = (each.reason for each in context.message_patterns if re.search(each.pattern, first.message))
-    if (code := next(found, "no_kernel_op")) != "no_kernel_op":
+    if (code := next(found, None)) is not None and code != "no_kernel_op":
         yield Finding(code, "probed", "alone_said", opening(first))
 
 

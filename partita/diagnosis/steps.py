@@ -132,22 +132,18 @@ class Situation:
     """ONNX Runtime's names."""
     options: Mapping[str, str] = field(default_factory=dict)
     """Provider options by their names on the command line, e.g. webgpu.enableInt64, with their values."""
-    device: str = ""
-    """The device that a dry run simulated; empty for a real run."""
     pins: tuple[str, ...] = ()
     """Pins as `PROVIDER:MODULE`."""
     libraries: tuple[str, ...] = ()
     """Plugin libraries of the user as `NAME=PATH`."""
-    model_options: tuple[str, ...] = ()
-    """Options that describe the model: sizes and values of inputs of an ONNX file, contract and variant of a folder."""
+    needed: tuple[str, ...] = ()
+    """Further options, as words: dry run, plugin libraries, sizes and values of inputs, contract and variant."""
 
     def blanks(self, preferred: str, now: str) -> dict[str, object]:
         """The values of placeholders. `now`: an option with its value that the command sets differently."""
         provider, package = provider_name(preferred), self.package
         settings = [f"{name}={value}" for name, value in self.options.items() if name != now.partition("=")[0]]
         own = [text for text in self.libraries if provider_name(text.partition("=")[0]) == provider]
-        dry = ("--dry-run", "--device", self.device) if self.device else ()
-        libraries = each("--provider-library", self.libraries)
         repeated = [package.precision] if package is not None and package.precision in REPEATED else []
         return {
             "checkpoint": package.checkpoint if package is not None and "/" in package.checkpoint else CHECKPOINT,
@@ -156,11 +152,11 @@ class Situation:
             "provider": provider,
             "chain": ",".join(map(provider_name, self.chain)) or provider,
             "now": now,
-            "needed": (*dry, *libraries, *self.model_options),
+            "needed": self.needed,
             "setting": (*each("--pin", self.pins), *each("--provider-option", settings)),
             "library": each("--provider-library", own),
             "same_precision": each("--precision", repeated),
-            "libraries": libraries,
+            "libraries": each("--provider-library", self.libraries),
         }
 
 

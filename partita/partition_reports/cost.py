@@ -286,9 +286,8 @@ def speculation_figures(fact: SpeculationFact | None, steps: Sequence[StepFact])
     plain = [_own_seconds(step) / _tokens(step) for step in made if not step.drafted and _tokens(step)]
     tokens, drafted = sum(map(_tokens, made)), sum(step.drafted for step in made)
     accepted = sum(step.accepted for step in made)
-    return Speculation(
-        kind=fact.kind,
-        draft=fact.draft,
+    return Speculation.copy_of(
+        fact,
         steps=len(made),
         drafting_steps=sum(bool(step.drafted) for step in made),
         drafted=drafted,

@@ -198,7 +198,8 @@ def summarise(report: Report) -> Summary:
         counts, reasons = phase.file_counts, Counter[str]()
         for entry in entries.get(phase.name, ()):
             reasons[entry.reason] += len(rows[key_of(entry)])
-        summary = PhaseSummary(
+        summary = PhaseSummary.copy_of(
+            phase,
             phase=phase.name,
             nodes=counts.total(),
             nodes_by_provider=dict(counts.most_common()),
@@ -209,8 +210,6 @@ def summarise(report: Report) -> Summary:
             reasons=dict(reasons),
             copies=len(phase.copies),
             copy_bytes_per_run=phase.cost.copy_bytes_per_run if phase.cost is not None else None,
-            tokens_per_second=phase.tokens_per_second,
-            step_p50_ms=phase.step_p50_ms,
         )
         phases.append(summary)
     failed = sum(not check.passed for check in report.checks)

@@ -19,7 +19,6 @@ from partita.partition_reports.cost import NodeTimes
 from partita.partition_reports.groups import is_copy, provider_of
 from partita.partition_reports.phase_records import (
     Copy,
-    CopyDirection,
     NodePlacement,
     Partition,
     SubgraphNode,
@@ -28,14 +27,7 @@ from partita.partition_reports.phase_records import (
 from partita.partition_reports.records import SourceConflict
 
 TO_HOST = "MemcpyToHost"
-MEMCPY: Mapping[str, CopyDirection] = {"MemcpyFromHost": "host_to_device", TO_HOST: "device_to_host"}
-DIRECTIONS: Mapping[tuple[bool, bool], CopyDirection] = {
-    (True, False): "host_to_device",
-    (False, True): "device_to_host",
-    (True, True): "host_to_host",
-    (False, False): "device_to_device",
-}
-"""Whether origin and target are in host memory -> direction."""
+MEMCPY: Mapping[str, str] = {"MemcpyFromHost": "host_to_device", TO_HOST: "device_to_host"}
 Cause = tuple[tuple[str, ...], str]
 """The plan nodes that require a copy, or why they are unknown."""
 
@@ -180,13 +172,12 @@ def find_copies(
     for node in nodes:
         if node.name in causes:
             logged, (caused_by, missing_reason) = index.memcpy.get(node.name), causes[node.name]
-            copy = Copy(
+            copy = Copy.copy_of(
+                node,
                 kind="memcpy_node",
                 direction=MEMCPY.get(node.op_type or "", "unknown"),
-                name=node.name,
                 tensor=logged.tensor if logged else None,
                 bytes_per_run=node.output_bytes,
-                host_us_per_run=node.host_us_per_run,
                 caused_by=caused_by,
                 cause_missing_reason=missing_reason,
                 source="profile" if "profile" in node.sources else "plan_file",
@@ -209,13 +200,13 @@ def _is_copied(port: PortFact) -> bool:
 def _port_copy(port: PortFact, phase: PhaseName) -> Copy:
     """The copy outside the graph for a buffer in other memory than the graph expects."""
     is_input = port.direction == "input"
-    origin, target = (port.bound_memory, port.required_memory)[:: 1 if is_input else -1]
+    memories = (port.bound_memory, port.required_memory)[:: 1 if is_input else -1]
     # In prefill the sizes of other buffers than states depend on the prompt.
     is_known = phase != "prefill" or port.role == "state"
-    return Copy(
+    return Copy.copy_of(
+        port,
         kind="session_input" if is_input else "session_output",
-        direction=DIRECTIONS[_is_host(origin), _is_host(target)],
-        name=port.name,
+        direction="_to_".join("host" if _is_host(memory) else "device" for memory in memories),
         bytes_per_run=port.bytes_per_decode_step if is_known else None,
         host_us_per_run=None,
         source="memory_info",

@@ -58,9 +58,8 @@ def _version_entry(answers: Sequence[Measurement], beyond: int) -> VersionEntry:
     found_verdict = support_level(answers)
     telling = {"invalid"} if found_verdict == "invalid" else UNSUPPORTED
     messages = Counter(answer.message for answer in answers if answer.message and answer.outcome in telling)
-    return VersionEntry(
-        since=answers[0].since,
-        until=answers[0].until,
+    return VersionEntry.copy_of(
+        answers[0],
         verdict=found_verdict,
         types=_assignments([answer for answer in answers if answer.kind == "types"], beyond),
         forms=tuple(FormEntry.copy_of(answer, factors=tuple(sorted(answer.factors))) for answer in forms),

@@ -306,15 +306,15 @@ def situation_of(report: Report) -> Situation:
         opened = [word for name in OF_FOLDER if name in options for word in each(f"--{name}", (options[name],))]
     else:
         opened = [word for name in OF_INPUTS for word in each(f"--{name}", several[name])]
+    dry = ("--dry-run", "--device", report.dry_run.device) if report.dry_run is not None else ()
     return Situation(
         report.package,
         report.request.path,
         report.request.chain,
         provider_options,
-        report.dry_run.device if report.dry_run is not None else "",
         several["pin"],
         several["provider-library"],
-        tuple(opened),
+        (*dry, *each("--provider-library", several["provider-library"]), *opened),
     )
 
 
