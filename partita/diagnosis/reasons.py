@@ -180,7 +180,8 @@ ROWS = (
         condition="the provider has a kernel for the operator, but does not support this node's attributes, "
         "optional inputs or shapes",
         needs="a log line with the node and the cause; or experiments: the provider supports the node with another "
-        "attribute, input or rank, or supports other nodes of the operator with the same version and types",
+        "attribute, input or rank, or supports other nodes of the operator with the same version and types, or its "
+        "message names another cause than the operator",
         remedy="export the model with the change that the evidence names: another attribute, one input less or more, a "
         "constant input, or another rank; compare the outputs, which the change may alter",
         steps=(RETARGET,),
@@ -282,7 +283,7 @@ PRECEDENCE: tuple[Rank, ...] = (
     Rank("together", codes=("option_needed", "dynamic_shape")),
     Rank("vague_line", "a log line names the node, but not the cause"),
     Rank("forms", "experiments with other nodes of the operator"),
-    Rank("alone_said", "the provider's error for the node in isolation"),
+    Rank("alone_said", "the provider's message about the node in isolation"),
     Rank("alone_left", "the provider fails on the graph and does not support the node in isolation"),
     # A provider that fails on the graph has placed no node.
     Rank("part", "bisection of the graph"),
