@@ -215,9 +215,10 @@ def _operator_outcome(context: Context) -> str:
 
 
 def _message(context: Context) -> Iterator[Finding]:
-    """The reason in the provider's own message about the unchanged node, if it names another one than the operator."""
+    """The reason in the provider's message about the unchanged node, where the experiments show only no support."""
     first = context.probe.variants[0] if context.probe is not None and context.outcome == "rejected" else None
-    if first is None or first.message.startswith(OWN_MESSAGES):
+    shown = next(iter(conclusions(context.probe)), None)
+    if first is None or first.message.startswith(OWN_MESSAGES) or (shown and shown.code != "no_kernel_op"):
         return
     found = (each.reason for each in context.message_patterns if re.search(each.pattern, first.message))
     if (code := next(found, None)) is not None and code != "no_kernel_op":
