@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -142,15 +142,20 @@ class Requirements:
 
     def largest_context(self, batch: int, available: int, limit: int | None) -> int:
         """The largest context that fits; 0 for none."""
-        return bisect_left(
-            range(1, (limit or LARGEST) + 1), True, key=lambda context: self.total(context, batch) > available
-        )
+        return _largest(lambda context: self.total(context, batch) <= available, limit or LARGEST)
 
     def largest_batch(self, context: int, available: int, limit: int | None) -> int:
         """The largest batch size that fits; 0 for none."""
-        return bisect_left(
-            range(1, (limit or MOST_ROWS) + 1), True, key=lambda rows: self.total(context, rows) > available
-        )
+        return _largest(lambda rows: self.total(context, rows) <= available, limit or MOST_ROWS)
+
+
+def _largest(fits: Callable[[int], bool], limit: int) -> int:
+    """The largest number up to `limit` that fits, from below: the memory of a run does not grow with every token."""
+    high = 1
+    while high <= limit and fits(high):
+        high *= 2
+    numbers = range(high // 2 + 1, min(high, limit + 1))
+    return high // 2 + bisect_left(numbers, True, key=lambda number: not fits(number))
 
 
 BASIS = {

@@ -345,7 +345,9 @@ def split_options(texts: Sequence[str]) -> dict[str, dict[str, str]]:
         provider, _, name = (part.strip() for part in left.partition("."))
         if not provider or not name:
             raise UsageError(f"`provider_options={left}={value}`: write {form}")
-        found.setdefault(provider, {})[name] = value.strip()
+        if name in found.setdefault(provider, {}):
+            raise UsageError(f"`provider_options={left}={value}`: {provider}.{name} is given twice; omit one")
+        found[provider][name] = value.strip()
     return found
 
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from partita import process
 from partita.dtypes import EXACT
 from partita.errors import ParityError, PartitaError, ProviderError, ResourceError, UnsupportedModelError
 from partita.export import native, optimum
@@ -50,7 +51,6 @@ from partita.export.work import Replay, Work, add_note, notes, resolve, with_act
 from partita.export.writing import write
 from partita.package.folder import Manifest, write_manifest
 from partita.package.records import TargetRecord
-from partita.process import peak_rss_bytes
 
 Offer = Callable[[optimum.Refusal, Checkpoint, ExportOptions], optimum.Refusal]
 """Adds to the error for a model another way to export it."""
@@ -78,8 +78,9 @@ def export(
     asked = asked_options(options) if asked is None else asked
     options = with_layout(options)
     with ExitStack() as cleanup:
-        gc.freeze()  # the objects of the libraries, half a million, are not visited by each collection
-        cleanup.callback(gc.unfreeze)
+        if process.own_process:
+            gc.freeze()  # the objects of the libraries, half a million, are not visited by each collection
+            cleanup.callback(gc.unfreeze)
         try:
             place = cleanup.enter_context(reserve(options.folder, options.read_paths, force=options.force))
         except OSError as error:
@@ -220,7 +221,7 @@ def _finish(exported: Exported, manifest: Manifest, target: TargetRecord | None,
         reason,
         {} if exported.graphs is None else dict(exported.graphs.passes),
         work.seconds,
-        peak_rss_bytes(),
+        process.peak_rss_bytes(),
         tuple(dict.fromkeys(work.notes)),
     )
 

@@ -97,6 +97,7 @@ PROVIDER = Provider(
             r"Operators of type|operator not supported|does not support \w+ on|backend only|branch op|must be static|"
             r"Cannot get shape|[Ff]ailed|graph (in|out)put|not com\.microsoft",
         ),
+        LogPattern("no_kernel_type", r"(?i)data ?type"),
         LogPattern("attribute_unsupported", r"."),
     ),
     start_patterns=(

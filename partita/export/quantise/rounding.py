@@ -27,6 +27,8 @@ SHARES = (0.8, 0.86, 0.91, 0.96, 1.0)
 """Tested fractions of the whole range. Eight fractions from 0.75 reduce the squared error by 0.1 to 0.3 % only."""
 FINE = 8
 """From this number of bits, clipping costs more than finer steps save: only the whole range is refitted."""
+LARGEST_EXACT = 1 << 24
+"""Up to here float32 has every integer."""
 DAMPING = 0.01
 """Fraction of the mean of H's diagonal, added to it, so that directions that are rare in the text keep some weight."""
 
@@ -54,13 +56,12 @@ def fit(
         tried = full * share
         shifted = zeros if grid.symmetric else (grid.top / 2 - middle / share).round_().clamp_(0, grid.top)
         _steps(weights, tried, shifted, grid, now)
-        if importance is None:
-            length = torch.mul(now, now, out=products).sum(0)  # of integers: exact in any order
-            along = _column_sums(torch.mul(weights, now, out=products))
-        else:
-            counted = now * importance.unsqueeze(1)
-            length = _column_sums(torch.mul(now, counted, out=products))
-            along = _column_sums(torch.mul(weights, counted, out=products))
+        counted = now if importance is None else now * importance.unsqueeze(1)
+        squares = torch.mul(now, counted, out=products)
+        # a sum of small integers is exact in any order
+        exact = importance is None and len(weights) * grid.top**2 < LARGEST_EXACT
+        length = squares.sum(0) if exact else _column_sums(squares)
+        along = _column_sums(torch.mul(weights, counted, out=products))
         fitted = torch.where(length > 0, along / length, 0.0)  # length 0: all steps are 0
         explained = along * fitted
         better = explained > best

@@ -203,8 +203,7 @@ class _FileLayout:
         waiting: deque[tuple[_Content, tuple[int, ...], Future[list[_Piece]] | None]] = deque()
         with workers(), ThreadPoolExecutor(AHEAD) as threads:
             for last, (content, offsets) in enumerate(self.contents, 1):
-                parts = content.parts if isinstance(content, WeightSource) else ()
-                small = sum(part.size_bytes for part in parts) <= SLICE_BYTES
+                small = isinstance(content, WeightSource) and _is_small(content)
                 found = threads.submit(copy_context().run, _converted, content) if small else None
                 waiting.append((content, offsets, found))
                 while len(waiting) > (AHEAD if last < len(self.contents) else 0):
@@ -219,6 +218,12 @@ def _pieces(content: _Content) -> Iterator[_Piece]:
         return
     for index, piece in content.pieces():
         yield index, piece.reshape(-1).view(torch.uint8).numpy().data  # without a copy; numpy lacks bfloat16
+
+
+def _is_small(weight: WeightSource) -> bool:
+    """Whether a slice has all of it, and its checkpoint files are mapped: a thread would read another file whole."""
+    mapped = all(info.file.suffix == ".safetensors" for info in weight.origin.tensors())
+    return mapped and sum(part.size_bytes for part in weight.parts) <= SLICE_BYTES
 
 
 def _converted(content: _Content) -> list[_Piece]:

@@ -272,6 +272,8 @@ def value_text(name: str, value: object) -> str:
 
 
 def _number_text(name: str, value: Any) -> str:
+    if value is None:  # in one of several phases
+        return NOT_KNOWN
     if "bytes" in name:
         return human_bytes(round(value))
     if re.search("_us(_|$)", name):
@@ -286,7 +288,7 @@ def _number_text(name: str, value: Any) -> str:
 
 def _is_number(value: object) -> bool:
     """Whether it is a number, or a number of each phase."""
-    numbers = _items(value)
+    numbers = [each for each in _items(value) if each is not None]
     return bool(numbers) and all(isinstance(each, int | float) and not isinstance(each, bool) for each in numbers)
 
 

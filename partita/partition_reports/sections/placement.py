@@ -113,7 +113,7 @@ def _group_table(report: Report, title: str, field: str) -> Table:
         for phase, entry in zip(phases, entries, strict=True):
             row |= {f"{phase.name}_us": entry.host_us_per_run, f"{phase.name}_share": entry.time_share}
         work = {each: tuple(getattr(entry, each) for entry in entries) for each in WORK}
-        rows.append(row | {each: None if None in values else values for each, values in work.items()})
+        rows.append(row | {each: values if any(values) else None for each, values in work.items()})
     return table_of(f"By {title}", rows, most=MOST)
 
 
