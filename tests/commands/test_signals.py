@@ -16,6 +16,9 @@ import psutil
 import pytest
 from onnx import parser
 
+from partita.library.engine.jobs import Crashed, CrashError, despite_crashes
+from partita.observations.names import EXPERIMENTS, RUN
+from partita.providers.resolve import parse_chain
 from partita.signals import TOGETHER_SECONDS, TerminatedError, ended_by_exception
 from tests.commands.test_cli import child_environment, heed
 from tests.conftest import DEMO_CHECKPOINT, require, require_dry_run
@@ -211,3 +214,21 @@ def test_provider_crash_still_yields_placement_report(tmp_path: Path, source: st
     assert first["evidence"].startswith("native code ended the ") and name in first["evidence"]
     (fallback,) = report["fallbacks"]
     assert (fallback["node"], fallback["reason"]) == ("n", "initialisation_failed")
+
+
+def test_crashing_provider_is_identified_and_excluded() -> None:
+    chain = parse_chain("openvino,webgpu,cpu")
+    tried: list[Crashed] = []
+
+    def place(crashed: Crashed) -> str:
+        tried.append(crashed)
+        if "webgpu" not in crashed:
+            raise CrashError(chain, "ended the run with SIGSEGV")
+        return "a report"
+
+    assert despite_crashes(chain, place) == "a report"
+    assert [list(crashed) for crashed in tried] == [[], [RUN], [RUN, EXPERIMENTS], ["openvino"], ["webgpu"]]
+    assert tried[-1]["webgpu"] == "native code ended the run with SIGSEGV"
+    tried.clear()
+    assert despite_crashes(chain, place, package=True) == "a report"
+    assert [list(crashed) for crashed in tried] == [[], ["openvino"], ["webgpu"]]
