@@ -13,11 +13,12 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from onnx import TensorProto
+from onnx import TensorProto, numpy_helper
 
 import partita
 from partita import process
 from partita.runtime.chain import cpu_settings
+from partita.runtime.lab import probes
 from tests import kernel_models as models
 
 Make = Callable[..., Path]
@@ -93,6 +94,28 @@ def test_slow_path_without_log_is_detected_by_timing(name, tmp_path, monkeypatch
     assert (found.path, found.evidence_kind) == (path, "probed"), found
     assert re.fullmatch(r"time of one-node sessions: \S+ ms unchanged, \S+ ms with(out)? \S+", found.evidence)
     assert report.probing is not None and report.probing.experiments == 2
+
+
+def test_nodes_of_the_same_shape_are_timed_once(tmp_path, monkeypatch):
+    path = models.packed(tmp_path / "slow.onnx", level=0)
+    model = onnx.load(path)
+    graph = model.graph
+    graph.initializer.add().CopyFrom(numpy_helper.from_array(numpy_helper.to_array(graph.initializer[1]) * 2, "others"))
+    second = graph.node.add()
+    second.CopyFrom(graph.node[0])
+    second.name, second.input[0], second.input[2], second.output[0] = "second", "y", "others", "z"
+    graph.output[0].name = "z"
+    onnx.save(model, path)
+    measure, timed = probes._times, []
+
+    def counted(variant, *change):
+        timed.append(variant)
+        return measure(variant, *change)
+
+    monkeypatch.setattr(probes, "_times", counted)
+    report = partita.place(str(path), "cpu", probe_seconds=60)
+    with_times = {entry.node for entry in report.kernel_paths if "one-node sessions" in entry.evidence}
+    assert with_times == {"node", "second"} and len(timed) == 1
 
 
 FORMS: list[dict[str, Any]] = [

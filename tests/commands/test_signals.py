@@ -16,6 +16,10 @@ import psutil
 import pytest
 from onnx import parser
 
+from partita.library.engine.jobs import Crashed, CrashError, despite_crashes
+from partita.observations.names import EXPERIMENTS, RUN
+from partita.providers.resolve import parse_chain
+from partita.signals import TOGETHER_SECONDS, TerminatedError, ended_by_exception
 from tests.commands.test_cli import child_environment, heed
 from tests.conftest import DEMO_CHECKPOINT, require, require_dry_run
 
@@ -100,6 +104,27 @@ def test_ignored_sighup_stays_ignored(package: Path, tmp_path: Path) -> None:
     _, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, err.decode()
     assert (tmp_path / "R").is_file()
+
+
+def test_simultaneous_signals_raise_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    ignored = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # as in a run that nohup did not start
+    now = [1000.0]
+    monkeypatch.setattr("partita.signals.time.monotonic", lambda: now[0])
+    before = signal.getsignal(signal.SIGTERM)
+    cleared = False
+    with ended_by_exception(), ended_by_exception():
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        except TerminatedError as error:
+            assert (error.code, error.name) == (128 + signal.SIGTERM, "SIGTERM")
+            signal.raise_signal(signal.SIGHUP)
+            cleared = True
+        assert cleared
+        now[0] += TOGETHER_SECONDS
+        with pytest.raises(TerminatedError):  # Python may have dropped the first one
+            signal.raise_signal(signal.SIGHUP)
+    assert signal.getsignal(signal.SIGTERM) is before
+    signal.signal(signal.SIGHUP, ignored)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -189,3 +214,21 @@ def test_provider_crash_still_yields_placement_report(tmp_path: Path, source: st
     assert first["evidence"].startswith("native code ended the ") and name in first["evidence"]
     (fallback,) = report["fallbacks"]
     assert (fallback["node"], fallback["reason"]) == ("n", "initialisation_failed")
+
+
+def test_crashing_provider_is_identified_and_excluded() -> None:
+    chain = parse_chain("openvino,webgpu,cpu")
+    tried: list[Crashed] = []
+
+    def place(crashed: Crashed) -> str:
+        tried.append(crashed)
+        if "webgpu" not in crashed:
+            raise CrashError(chain, "ended the run with SIGSEGV")
+        return "a report"
+
+    assert despite_crashes(chain, place) == "a report"
+    assert [list(crashed) for crashed in tried] == [[], [RUN], [RUN, EXPERIMENTS], ["openvino"], ["webgpu"]]
+    assert tried[-1]["webgpu"] == "native code ended the run with SIGSEGV"
+    tried.clear()
+    assert despite_crashes(chain, place, package=True) == "a report"
+    assert [list(crashed) for crashed in tried] == [[], ["openvino"], ["webgpu"]]

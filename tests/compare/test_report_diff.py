@@ -243,6 +243,12 @@ def test_unrelated_reports_give_reason(before, after, reason):
     assert found.headline.startswith("not comparable: ") is bool(reason) and not found.same
 
 
+def test_missing_phase_is_a_difference():
+    found = compare(mixed(), having(mixed(), phases=mixed().phases[:1]))
+    assert not found.same
+    assert ways(found, "phases", "request") == {("phases", "prefill, decode", "prefill")}
+
+
 def test_cache_in_place_change_is_in_headline_but_size_is_not():
     report = report_of(recorded_facts())
     for change, effect in (({"address_changes": 2}, "worse"), ({"size_bytes": 1}, "neutral")):

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from partita.observations.facts import SpeculationFact, StepFact
-from partita.partition_reports.cost import speculation_figures, step_times
+from partita.partition_reports.cost import percentile, speculation_figures, step_times
 from partita.partition_reports.phase_records import Phase
 from partita.partition_reports.sections.model import Table
 from tests.partition_reports.report_changes import mixed
 from tests.partition_reports.samples import phase_of, section_of, step
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 10, 101])
+def test_percentile_matches_numpy(count):
+    values = [random.Random(count).random() for _ in range(count)]
+    for percent in (1, 50, 95, 99):
+        expected = pytest.approx(float(np.percentile(values, percent))) if values else None
+        assert percentile(values, percent) == expected
 
 
 def test_profiled_steps_are_excluded_from_speed():

@@ -369,6 +369,16 @@ def test_damaged_adapter_fails_only_its_request(tmp_path, opened, monkeypatch):
     assert list(beside.result.tokens) == known_tokens(PROMPTS[1], 8, KEYS) and scheduler.lost_by is None
 
 
+def test_unexpected_error_on_request_start_ends_its_ticket(tmp_path, opened, monkeypatch):
+    scheduler = opened(handmade(tmp_path / "p", batch=2, states=KEYS))
+    monkeypatch.setattr(GenerationLoop, "add_request", lambda *_: (_ for _ in ()).throw(ValueError("no room")))
+    ticket = scheduler.submit(work(PROMPTS[0], 3))
+    with pytest.raises(ValueError):
+        scheduler.step()
+    assert ticket.state == "finished" and "ValueError: no room" in str(ticket.error)
+    assert scheduler.lost_by is ticket.error, "nobody takes it for the request's own"
+
+
 def test_ctrl_c_during_request_start_does_not_lose_a_row(tmp_path, opened, monkeypatch):
     scheduler = opened(handmade(tmp_path / "p", states=KEYS))
     ticket = scheduler.submit(work(PROMPTS[0], 4))

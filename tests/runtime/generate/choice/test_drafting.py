@@ -11,6 +11,7 @@ import pytest
 from partita.library.engine.drafters import DraftModel
 from partita.options.generation import Sampling
 from partita.runtime.generate.choice.drafting import (
+    EMPTY_STEPS,
     OFF_STEPS,
     DraftLength,
     VerifiedDraft,
@@ -132,6 +133,18 @@ def test_drafting_pauses_after_a_slowdown_and_resumes() -> None:
     tries = [step for step, count in enumerate(counts) if count]
     gaps = [later - earlier for earlier, later in zip(tries, tries[1:], strict=False)]
     assert {gap for gap in gaps if gap > 3} == {OFF_STEPS + 1} or min(gap for gap in gaps if gap > 3) > OFF_STEPS
+
+
+def test_drafting_pauses_after_three_empty_drafts() -> None:
+    control = DraftLength()
+    for _ in range(3):
+        control.count()
+        control.record(0, 0.001, [])
+    tried = []
+    for step in range(20):
+        tried += [step] if control.count() else []
+        control.record(0, 0.001, [])
+    assert tried[1] - tried[0] == EMPTY_STEPS + 1, "once in nine steps"
 
 
 @pytest.mark.parametrize(

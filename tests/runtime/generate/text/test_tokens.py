@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import os
 import random
 import time
 
@@ -359,6 +360,14 @@ def test_too_long_rendered_conversation_raises_too_long_error(package_copy, monk
     for said in ("Hello " * 10_000, "a" * (1 << 20) + "b"):
         with pytest.raises(TooLongError, match=r"the text is too long: it has 1,0\d\d,\d\d\d bytes"):
             text.encode_messages(conversation(said))
+
+
+def test_forked_process_has_its_own_render_process(package_copy):
+    """Two processes that share a pipe would read the responses of each other."""
+    text = load_text(package_copy())
+    text.encode_messages(conversation("Hello"))
+    mine = chat_templates.renderer(os.getpid())
+    assert mine.worker is not None and chat_templates.renderer(os.getpid() + 1).worker is None
 
 
 def test_plain_template_matches_transformers_without_loading_it(package_copy, monkeypatch):
