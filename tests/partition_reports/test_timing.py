@@ -18,7 +18,8 @@ from tests.partition_reports.samples import phase_of, section_of, step
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 10, 101])
 def test_percentile_matches_numpy(count):
-    values = [random.Random(count).random() for _ in range(count)]
+    draws = random.Random(count)
+    values = [draws.random() for _ in range(count)]
     for percent in (1, 50, 95, 99):
         expected = pytest.approx(float(np.percentile(values, percent))) if values else None
         assert percentile(values, percent) == expected
