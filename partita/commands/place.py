@@ -12,12 +12,9 @@ from importlib import metadata
 from pathlib import Path
 
 from partita.commands.arguments import Showing, Stdout, prepare, reserve_report, show_and_write
-from partita.commands.results import DoctorResult
 from partita.commands.terminal import TERMINAL, Bars, note, print_record, print_target_notes, write_stdout
 from partita.errors import INTERRUPTED, ParityError, ProviderError, ReportCheckError, UsageError
 from partita.library.chain import not_used
-from partita.library.drifting import measure_drift, read_sides
-from partita.library.inspecting import run_inspection
 from partita.library.place.placement import place_model, read_place
 from partita.library.place.support import measure_support
 from partita.library.place.support import providers as check_providers
@@ -56,6 +53,8 @@ def run(options: PlaceCommand) -> int:
 
 def drift(options: DriftCommand) -> int:
     """Compare and show. Then raises ParityError on a difference, ProviderError if no node ran on the provider."""
+    from partita.library.drifting import measure_drift, read_sides
+
     showing = prepare(options)
     sides = read_sides(options)
     print_target_notes(sides[0])
@@ -87,6 +86,8 @@ def support(options: SupportCommand) -> int:
 
 def doctor(options: DoctorCommand) -> None:
     """Collect the facts and print them. Imports none of the packages whose versions it prints."""
+    from partita.commands.results import DoctorResult
+
     result = DoctorResult(
         python=platform.python_version(),
         operating_system=platform.platform(),
@@ -126,6 +127,8 @@ def plan(options: PlanCommand) -> None:
 
 def inspect(options: InspectCommand) -> None:
     """Inspect and show. Problems of the folder are findings, not errors. Raises UsageError, PackageError."""
+    from partita.library.inspecting import run_inspection
+
     showing = prepare(options, "" if options.against is None else DiffCommand.VIEWS)
     showing.show(run_inspection(options))
 
