@@ -42,7 +42,8 @@ from partita.export.trace.attention import Lowering, lowering
 from partita.export.trace.fake_model import FakeModel
 from partita.export.trace.ports import TraceSpec
 from partita.export.trace.recurrence import used_by
-from partita.export.trace.tracing import FixedLengthError, layers, trace, without_unread
+from partita.export.trace.repeats import layers
+from partita.export.trace.tracing import FixedLengthError, trace, without_unread
 from partita.export.verify import known_answer
 from partita.export.verify.texts import Text
 from partita.export.weights import external_data as weights

@@ -6,7 +6,7 @@ and attend in one operator, and the separate write is removed as dead.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -42,6 +42,12 @@ class Written:
     fused: bool = False
     rolls: bool = False
 
+    def moved(self, move: Callable[[torch.Tensor], torch.Tensor]) -> Written:
+        """The same with other tensors."""
+        present = move(self.present[0]), move(self.present[1])
+        tensors = (move(each) for each in (self.key, self.value, self.keys, self.values))
+        return Written(*tensors, present, self.fused, self.rolls)
+
 
 @dataclass(slots=True)
 class Emitter:
@@ -73,6 +79,11 @@ class Emitter:
             mask = mask.masked_fill(padding, torch.finfo(dtype).min)
         self._masks[id(mask)] = mask, mask._version, rule
         return mask
+
+    @property
+    def mask_count(self) -> int:
+        """Number of masks built."""
+        return len(self._masks)
 
     def check(self) -> None:
         """Raise UnsupportedModelError for another number of masks than in the probe: rules are matched by order."""

@@ -188,9 +188,9 @@ def first_hidden(mask_function: MaskFunction, max_length: int) -> tuple[int, boo
         return None
 
 
-def last_state() -> torch.Tensor | None:
-    """The recurrent state that the running model read last; None without one."""
-    return _active[-1].last_state
+def active_plug() -> Plug:
+    """The plug of the running model."""
+    return _active[-1]
 
 
 def register() -> None:

@@ -6,8 +6,8 @@ initializers without data, named as in the model; buffers (rotary frequencies, s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -40,6 +40,7 @@ from partita.export.trace.ports import (
     state_table,
 )
 from partita.export.trace.recurrence import read_states, replace_recurrences
+from partita.export.trace.repeats import copied_repeats
 from partita.export.trace.replacements import ComplexAsPairs, rope_by_length, rows_by_position
 from partita.export.trace.state import PlugCache, call, layer_count
 from partita.export.weights import to_torch
@@ -191,26 +192,6 @@ def _examples(fake: FakeModel, lowering: Lowering, spec: TraceSpec, states: tupl
         }
 
 
-def layers(model: torch.nn.Module) -> tuple[torch.nn.Module, ...]:
-    """The layers of a model: the longest list of modules that is not inside another list, as experts are."""
-    lists: dict[str, tuple[torch.nn.Module, ...]] = {}
-    for name, module in model.named_modules():
-        if isinstance(module, torch.nn.ModuleList) and not name.startswith(tuple(f"{outer}." for outer in lists)):
-            lists[name] = tuple(module)
-    return max(lists.values(), key=len, default=())
-
-
-@contextmanager
-def _each_layer(model: torch.nn.Module, progress: Stage) -> Iterator[None]:
-    """Advance `progress` whenever a layer of the model is called."""
-    hooks = [each.register_forward_pre_hook(lambda *_: progress.advance(1)) for each in layers(model)]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
 def _trace_with_torch(
     wrapper: _Wrapper, arguments: dict[str, Any], spec: TraceSpec, progress: Stage
 ) -> torch.export.ExportedProgram:
@@ -231,7 +212,7 @@ def _trace_with_torch(
             shapes["past"] = tuple({2: past} for _ in arguments["past"])
     try:
         # torch itself rejects some guards that hold for every size, hence `broken_guard`.
-        with _each_layer(wrapper, progress):
+        with copied_repeats(wrapper.fake.module, progress):
             program = torch.export.export(
                 wrapper,
                 tuple(arguments.values()),

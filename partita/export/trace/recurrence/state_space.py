@@ -25,7 +25,7 @@ import torch
 
 from partita.errors import UnsupportedModelError
 from partita.export.trace import Form
-from partita.export.trace.hooks import last_state
+from partita.export.trace.hooks import active_plug
 from partita.export.trace.recurrence import Recurrence, linear_attention
 
 CHUNK = 64
@@ -82,7 +82,7 @@ def selective_scan(
 
 def _channel_states(hidden_states: torch.Tensor, A: torch.Tensor) -> torch.Tensor:
     """The initial state [B, H, N] in float32; zeros without one."""
-    state = last_state()
+    state = active_plug().last_state
     if state is None:
         return torch.zeros(hidden_states.shape[0], *A.shape, dtype=torch.float32)
     if state.ndim != A.ndim + 1:
@@ -154,7 +154,7 @@ def _prepared(
 def _head_states(state: torch.Tensor | None, tokens: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
     """The initial state [B, H, P, N] in float32; zeros without one."""
     if state is None:
-        state = last_state()
+        state = active_plug().last_state
     if state is None:
         return tokens.new_zeros(tokens.shape[0], *tokens.shape[2:], key.shape[-1])
     return state.to(torch.float32)
