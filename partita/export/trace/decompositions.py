@@ -115,7 +115,6 @@ def _respell(program: Any) -> None:
         elif node.target is torch.ops.aten.__and__.Tensor:
             node.target = AND[node.args[0].meta["val"].dtype == torch.bool]
     graph.eliminate_dead_code()
-    program.graph_module.recompile()
 
 
 NEWTON_STEPS = 4

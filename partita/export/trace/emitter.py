@@ -6,7 +6,7 @@ and attend in one operator, and the separate write is removed as dead.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -41,12 +41,6 @@ class Written:
     present: tuple[torch.Tensor, torch.Tensor]
     fused: bool = False
     rolls: bool = False
-
-    def moved(self, move: Callable[[torch.Tensor], torch.Tensor]) -> Written:
-        """The same with other tensors."""
-        present = move(self.present[0]), move(self.present[1])
-        tensors = (move(each) for each in (self.key, self.value, self.keys, self.values))
-        return Written(*tensors, present, self.fused, self.rolls)
 
 
 @dataclass(slots=True)

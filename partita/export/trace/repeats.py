@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -158,7 +158,7 @@ def _indices(before: _Call, now: _Call) -> tuple[int, int] | None:
 def _record(now: _Call, forward: Callable[[], Any], graph: Graph, plug: Emitter) -> None:
     """Trace a layer."""
     last, versions, masks = next(reversed(graph.nodes)), _versions(now.arguments), plug.mask_count
-    states = {**plug.written, **plug.states}
+    states: dict[Any, Any] = {**plug.written, **plug.states}
     now.output = forward()
     while (last := last.next).op != "root":
         now.nodes.append(last)
@@ -192,7 +192,7 @@ class _Pair:
     plug: Emitter
     before: _Call
     now: _Call
-    tensors: dict[int, torch.Tensor] = field(default_factory=dict)
+    tensors: dict[int, Any] = field(default_factory=dict)
     """Identity of a tensor of the first layer -> its counterpart."""
     nodes: dict[Node, Node] = field(default_factory=dict)
     """Likewise for nodes."""
@@ -209,7 +209,7 @@ class _Pair:
                 first, second = self._node(a), self._node(b)
                 if _form(a) != _form(b) or (None in (first, second) and a is not b):
                     return False
-                if first is not None and self.nodes.setdefault(first, second) is not second:
+                if first is not None and second is not None and self.nodes.setdefault(first, second) is not second:
                     return False
                 self.tensors[id(a)] = b
         return True
@@ -241,10 +241,10 @@ class _Pair:
             made = graph.create_node(node.op, node.target, args, kwargs, node.name, node.type)
             made.meta = {**node.meta, STACK: self._moved_stack(node.meta.get(STACK, {}))}
             self.nodes[node] = made
+        _, index = _indices(before, self.now) or (0, 0)
         for key, each in before.written.items():
-            _, index = _indices(before, self.now)
-            if isinstance(each, Written):
-                plug.written[index] = each.moved(self._moved)
+            if isinstance(each, Written):  # the model cannot read its other tensors again
+                plug.written[index] = replace(each, present=tuple(self._moved(one) for one in each.present))
             else:
                 plug.states[key[0], index, key[2]] = self._moved(each)
         plug.last_state = self._moved(before.last_state)
