@@ -46,9 +46,7 @@ from partita.package.folder import (
     Manifest,
     Source,
     answer_file,
-    linked_sha256,
     record_file,
-    sha256_of,
 )
 from partita.package.known_answer import KnownAnswer
 from partita.package.known_answer import save as save_answer
@@ -173,10 +171,7 @@ def _write_files(exported: Exported) -> Manifest:
         if GENERATION not in checkpoint.companions():
             write_generation(checkpoint.config, folder)
         work.notes += stop_notes(work.reader, folder, graph.vocab_size)
-        sources = tuple(
-            FileRecord(name=path.name, size_bytes=path.stat().st_size, sha256=linked_sha256(path) or sha256_of(path))
-            for path in (checkpoint.folder / name for name in checkpoint.files)
-        )
+        sources = tuple(each.result() for each in work.source_files)
         for each, record in zip(exported.switched, manifest.switchable, strict=True):
             assert work.write_adapter is not None and exported.graphs is not None and record.file is not None
             work.write_adapter(folder / record.file, parameters(each, exported.graphs.branches.values()))
