@@ -132,7 +132,7 @@ def _can_match(flat: list[Any], arguments: Iterable[Any]) -> bool:
 
 
 def _form(argument: Any) -> object:
-    """What the arguments of two calls have in common where the second may repeat the first."""
+    """What the arguments of two calls share where the second may repeat the first."""
     if isinstance(argument, torch.Tensor):
         with DisableTorchFunction():  # the trace records reads of a size
             return argument.dtype, str(argument.shape), str(argument.stride())
