@@ -4,7 +4,7 @@
 tracing time, and most decoders do not need it.
 - Type promotion runs every operator again on fake tensors, for results that the program has recorded.
 - Graph modules compile Python code for every change of their graph, and only the graph is used.
-- The table of ONNX functions is parsed from source code for every graph: 0.85 s.
+- The table of ONNX functions is made for every graph, from their source code: 0.85 s.
 
 ONNX translations of torch operators that its exporter lacks, or writes with operators that providers lack.
 """
@@ -13,10 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import Any
 
 import onnx_ir as ir
 import torch
+from onnxscript import TracedOnnxFunction
 from onnxscript import opset18 as op
 from onnxscript.function_libs.torch_lib.ops.core import aten_index
 from torch._ops import HigherOrderOperator
@@ -55,6 +57,7 @@ def quick_export() -> Iterator[None]:
     from torch.onnx._internal.fx.passes import type_promotion
 
     registry: Any = _registration.ONNXRegistry
+    function: Any = TracedOnnxFunction
     interpreter: Any = type_promotion._TypePromotionInterpreter
     read_table, run_node = vars(registry)["from_torchlib"], interpreter.run_node
 
@@ -68,7 +71,12 @@ def quick_export() -> Iterator[None]:
 
     def kept_table(opset_version: int) -> Any:
         if opset_version not in _FUNCTIONS:
-            _FUNCTIONS[opset_version] = read_table.__get__(None, registry)(opset_version).functions
+            parsed = function.function_ir
+            function.function_ir = property(attrgetter("opset"))  # only its domain is read
+            try:
+                _FUNCTIONS[opset_version] = read_table.__get__(None, registry)(opset_version).functions
+            finally:
+                function.function_ir = parsed
         table = registry()
         table._opset_version = opset_version
         table.functions = {each: list(found) for each, found in _FUNCTIONS[opset_version].items()}
