@@ -82,6 +82,8 @@ def export(
         if process.own_process:
             gc.freeze()  # the objects of the libraries, half a million, are not visited by each collection
             cleanup.callback(gc.unfreeze)
+            cleanup.callback(gc.set_threshold, *gc.get_threshold())
+            gc.set_threshold(1_000_000)  # a trace makes a million objects that stay
         try:
             place = cleanup.enter_context(reserve(options.folder, options.read_paths, force=options.force))
         except OSError as error:
@@ -115,10 +117,10 @@ def _run(work: Work, target: Target | None, quality_text: Path | None, offer: Of
         checkpoint = open_checkpoint(str(work.options.checkpoint), work.progress)
         max_length(work.options, checkpoint)
         stop_tokens(work.reader, checkpoint.folder)  # raises for a damaged file
-    hashing = ThreadPoolExecutor(1)
-    work.cleanup.callback(hashing.shutdown, cancel_futures=True)
-    work.source_files = [hashing.submit(record_file, checkpoint.folder, name) for name in checkpoint.files]
     _resolve_options(work, checkpoint, target, quality_text)
+    hashing = ThreadPoolExecutor(1)
+    work.cleanup.callback(hashing.shutdown, wait=False, cancel_futures=True)
+    work.source_files = [hashing.submit(record_file, checkpoint.folder, name) for name in checkpoint.files]
     options = work.options
     try:
         if options.exporter == OPTIMUM:

@@ -62,7 +62,7 @@ class Work:
     recorded_options: Asked = field(default_factory=dict)
     """The options to record in the manifest."""
     source_files: Sequence[Future[FileRecord]] = ()
-    """Of the checkpoint, hashed meanwhile."""
+    """Records of the checkpoint's files, which a thread hashes."""
     seconds: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     supports: NodeSupport | None = None

@@ -107,7 +107,7 @@ def write(exported: Exported, target: Target | None) -> tuple[Manifest, Verifica
                 stack.close()
                 manifest, opened = cache_rounding.apply(work.folder, manifest, words, work.scorer, current), None
         manifest = _with_quality(exported, manifest, text, opened)
-        if opened is not None and target is not None and target.provider == CPU and not work.options.target_options:
+        if opened is not None:
             target = opened.shared_with(target, manifest)
         manifest, (result, smoke) = _run(work, manifest, lambda m: run_all(work, m, target, measured=measured))
     _refuse_ratio(work, manifest)
@@ -139,9 +139,14 @@ class _Opened:
             self.close()  # the source model, or a copy, is loaded next
         return result
 
-    def shared_with(self, target: Target, manifest: Manifest) -> Target:
-        """The target with replays on the open package, where a copy of it was verified before."""
-        return target if manifest.verification.converted_copy is None else replace(target, replay=self.replay)
+    def shared_with(self, target: Target | None, manifest: Manifest) -> Target | None:
+        """The target, replayed on the open package if it is the CPU provider without options and only a copy of the
+        package was replayed so far; else the package is closed."""
+        only_copy = manifest.verification.converted_copy is not None and not manifest.graph.symbolic_batch
+        if target is not None and target.provider == CPU and only_copy and not self._work.options.target_options:
+            return replace(target, replay=self.replay)
+        self.close()
+        return target
 
     def close(self) -> None:
         """Close the package, if it is open."""
@@ -263,6 +268,8 @@ def _with_quality(exported: Exported, manifest: Manifest, text: Text | None, ope
                 exported.checkpoint, text, work.folder, manifest, scorer, current, source, work.scratch, variant
             )
         except (PartitaError, RuntimeError, ValueError) as error:
+            if opened is not None:
+                opened.close()
             if not isinstance(error, ResourceError):
                 run_on_cpu(work, manifest)  # raises where the graph fails on any text
             if not isinstance(error, GenerationError):

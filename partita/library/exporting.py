@@ -54,7 +54,7 @@ def run_export(given: Options, progress: Progress | None = None, audience: Audie
     if given.format == "ort-package":
         return _export_variants(given, shown, audience)
     options = group(given, ExportOptions)
-    # torch and transformers take seconds, in which a process checks the provider
+    # a process may check the provider; torch and transformers take seconds to load
     choosing = ThreadPoolExecutor(1).submit(_choose_target, options, audience)
     with stage(shown, "load libraries", {}):
         from partita.export.optimum import with_optimum_remedy

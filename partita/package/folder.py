@@ -255,7 +255,7 @@ def linked_sha256(path: Path) -> str | None:
 
 
 def record_file(folder: Path, name: str) -> FileRecord:
-    """The record of `folder/name`."""
+    """The record of `folder/name`; the hash from the hub cache where the file is a link into it."""
     path = folder / name
     return FileRecord(name=name, size_bytes=path.stat().st_size, sha256=linked_sha256(path) or sha256_of(path))
 

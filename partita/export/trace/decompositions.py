@@ -3,8 +3,8 @@
 - Decomposition traces the program a second time, to replace operators without an ONNX translation. It takes half of the
 tracing time, and most decoders do not need it.
 - Type promotion runs every operator again on fake tensors, for results that the program has recorded.
-- Graph modules compile Python code for every change of their graph, and only the graph is used.
-- The table of ONNX functions is made for every graph, from their source code: 0.85 s.
+- Graph modules compile Python code for every change of their graph. It is compiled when it is called, which is rare.
+- The table of ONNX functions is made for every graph, and parses the code of each function: 0.85 s.
 
 ONNX translations of torch operators that its exporter lacks, or writes with operators that providers lack.
 """
@@ -52,7 +52,7 @@ def skip_decompositions(program: Any) -> None:
 
 @contextmanager
 def quick_export() -> Iterator[None]:
-    """Have torch cache its table of ONNX functions, use the traced results of operators, and compile no graph."""
+    """Have torch cache its table of ONNX functions, use traced results, and compile graphs when they are called."""
     from torch.onnx._internal.exporter import _registration
     from torch.onnx._internal.fx.passes import type_promotion
 
@@ -82,13 +82,19 @@ def quick_export() -> Iterator[None]:
         table.functions = {each: list(found) for each, found in _FUNCTIONS[opset_version].items()}
         return table
 
-    def without_code(self: Any) -> None:
+    def later(self: Any) -> None:
         if isinstance(codegen := self._graph._codegen, _PyTreeCodeGen):
             self._in_spec, self._out_spec = codegen.pytree_info.in_spec, codegen.pytree_info.out_spec
 
+        def forward(module: Any, *args: Any, **kwargs: Any) -> Any:
+            recompile(module)  # replaces this method, too
+            return module.forward(*args, **kwargs)
+
+        type(self).forward = forward
+
     registry.from_torchlib, interpreter.run_node = staticmethod(kept_table), recorded
     recompile = GraphModule.recompile
-    GraphModule.recompile = without_code  # type: ignore[assignment,method-assign]
+    GraphModule.recompile = later  # type: ignore[assignment,method-assign]
     try:
         yield
     finally:

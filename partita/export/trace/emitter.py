@@ -74,6 +74,11 @@ class Emitter:
         self._masks[id(mask)] = mask, mask._version, rule
         return mask
 
+    def rule_of(self, tensor: Any) -> MaskRule | None:
+        """The rule of a mask that was not modified; None for other values."""
+        _, version, rule = self._masks.get(id(tensor), (None, 0, None))
+        return rule if rule is not None and version == tensor._version else None
+
     @property
     def mask_count(self) -> int:
         """Number of masks built."""
@@ -111,9 +116,7 @@ class Emitter:
     def attend(self, request: AttentionRequest) -> torch.Tensor:
         """The attention output."""
         assert request.mask is not None
-        _, version, rule = self._masks.get(id(request.mask), (None, 0, None))
-        if version != request.mask._version:
-            rule = None
+        rule = self.rule_of(request.mask)
         if self.lowering.grows and rule is not None and not rule.any_length:
             rule = None  # the tensor limits the window, which is longer than N
         whole = statically_known_true(request.query.shape[2] == self.positions.shape[1])

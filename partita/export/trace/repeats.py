@@ -1,7 +1,8 @@
-"""Repeated layers: the nodes of a layer that are copied from an earlier one.
+"""Repeated layers: a layer is copied instead of traced.
 
-torch traces a layer in 0.3 s. Two layers repeat when they differ only in their index, and recorded the same nodes in a
-row, each with its own inputs, parameters and states. The nodes of the next such layer are copies.
+That is so once two earlier layers, which differ from it only in their index, recorded the same nodes, each with its own
+inputs, parameters and states. It assumes that `forward` uses the index for the cache alone; the comparison with the
+source model detects others.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def copied_repeats(model: torch.nn.Module, progress: Stage) -> Iterator[None]:
 
 
 _Traced = tuple[Any, Node | None]
-"""A value, and its node at a time: where an operation returns its input, that gets another node."""
+"""A value, and its node at the time of the call: an operation that returns its input gives it a new node."""
 
 
 @dataclass(slots=True)
@@ -68,9 +69,9 @@ class _Call:
     """One call of a layer, and what it recorded."""
 
     path: str
-    """In the trace."""
+    """The module path of the layer in the trace."""
     form: object
-    """Of the arguments: equal for layers that may repeat."""
+    """The structure, shapes and plain values of the arguments: equal for layers that may repeat."""
     facts: dict[tuple[str, str], object]
     inputs: list[_Traced]
     """Arguments, parameters and buffers, before the call."""
@@ -80,7 +81,7 @@ class _Call:
     last_state: torch.Tensor | None = None
     output: Any = None
     made: dict[int, Node | None] = field(default_factory=dict)
-    """Identity of a tensor in these three -> its node after the call."""
+    """Identity of a tensor in `written`, `last_state` and `output` -> its node after the call."""
     can_repeat: bool = False
     """Nothing else was changed, and every node can be copied."""
     repeats: bool = False
@@ -97,6 +98,7 @@ class _Repeats:
 
     def __init__(self, progress: Stage) -> None:
         self.progress = progress
+        self.tracer: Any = None
         self.calls: list[_Call] = []
         self.past: dict[Key, _Traced] = {}
         """The states before the step."""
@@ -109,10 +111,13 @@ class _Repeats:
         if mode is None or not isinstance(plug, Emitter) or not _can_match(arguments, (*args, *kwargs.values())):
             return forward(*args, **kwargs)
         trace = partial(_traced, mode.tracer)
-        self.past = self.past or {key: trace(each) for key, each in plug.past.items()}
-        inputs = [trace(each) for each in (*arguments, *layer.parameters(), *layer.buffers())]
+        if self.tracer is not mode.tracer:
+            self.tracer, self.calls = mode.tracer, []
+            self.past = {key: trace(each) for key, each in plug.past.items()}
+        inputs = [trace(each) for each in (*arguments, *_own_tensors(layer))]
         path = next(reversed(mode.tracer.module_stack.values()))[0]
-        now = _Call(path, (tree, [_form(each) for each in arguments]), _facts(layer), inputs)
+        form = tree, [(_form(each), plug.rule_of(each)) for each in arguments]
+        now = _Call(path, form, _facts(layer), inputs)
         before = next((each for each in self.calls if each.form == now.form and _indices(each, now) is not None), None)
         pair = None if before is None else _Pair(mode.tracer, plug, before, now)
         if pair is not None and pair.before.repeats and pair.match(self.past):
@@ -125,8 +130,14 @@ class _Repeats:
         return now.output
 
 
+def _own_tensors(layer: torch.nn.Module) -> list[torch.Tensor]:
+    """Parameters and buffers; a tied one under each of its names."""
+    named = [{**module._parameters, **module._buffers} for module in layer.modules()]
+    return [each for tensors in named for each in tensors.values() if each is not None]
+
+
 def _can_match(flat: list[Any], arguments: Iterable[Any]) -> bool:
-    """Whether arguments contain nothing in which a layer may look for its own index, but the cache."""
+    """Whether no argument but the cache may contain an entry by the layer's index."""
     indexed = any(isinstance(each, dict) and not all(isinstance(key, str) for key in each) for each in arguments)
     return not indexed and all(isinstance(each, (torch.Tensor, Cache, *PLAIN)) for each in flat)
 
@@ -222,7 +233,7 @@ def _size(node: Node) -> Any:
 
 @dataclass(slots=True)
 class _Pair:
-    """Two layers that differ only in their index."""
+    """Two layers that differ only in their index: the first was traced, the second is compared or copied."""
 
     tracer: Any
     plug: Emitter

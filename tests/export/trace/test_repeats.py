@@ -10,6 +10,14 @@ import pytest
 
 from tests.conftest import TinyCheckpoint
 
+MASKS_BY_MODEL = {
+    "num_hidden_layers": 6,
+    "layer_types": ["full_attention"] * 4 + ["sliding_attention"] * 2,
+    "sliding_window": 8,
+    "use_sliding_window": False,
+    "no_rope_layers": [1] * 6,
+}
+"""No attribute of a layer tells its mask."""
 MIXED = {"layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 3, "sliding_window": 8}
 
 
@@ -17,6 +25,7 @@ MIXED = {"layer_types": ["sliding_attention", "sliding_attention", "full_attenti
     ("model_type", "settings", "traced"),
     [
         ("llama", {"num_hidden_layers": 5}, [0, 1, 2]),  # the first one makes nodes that all use
+        ("smollm3", MASKS_BY_MODEL, [0, 1, 2, 4, 5]),
         ("gemma3_text", {"num_hidden_layers": 9, **MIXED}, [0, 1, 2, 3, 5]),
         ("gpt2", {"num_hidden_layers": 5, "scale_attn_by_inverse_layer_idx": True}, [0, 1, 2, 3, 4]),
         ("gpt2", {"num_hidden_layers": 5}, [0, 1, 2]),
