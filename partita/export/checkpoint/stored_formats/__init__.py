@@ -1,7 +1,7 @@
 """Quantised storage formats, one module each: `read` makes the weights from the tensors.
 
-`read(sources)` returns every quantised weight, or None for one that lacks tensors. It raises CheckpointError, which
-names the tensor, and UnsupportedModelError.
+`read(sources)` returns every quantised weight. It raises CheckpointError, which names the tensor, and
+UnsupportedModelError.
 
 A format makes one `StoredWeight` from the tensors of a layer, under the name of the unquantised weight. An
 `AffineWeight` has integers with a scale and an integer zero point per block, which a package can store unchanged.
@@ -22,7 +22,7 @@ import torch
 
 from partita.errors import CheckpointError, UnsupportedModelError
 from partita.export.checkpoint.quantisation_method import DetectedMethod
-from partita.export.checkpoint.weight_files import SHOWN_CHARACTERS, OpenFiles, few
+from partita.export.checkpoint.weight_files import SHOWN_CHARACTERS, OpenFiles
 from partita.export.weights import unpack
 from partita.export.weights.origins import Origin, Reader, Region, TensorInfo
 
@@ -116,7 +116,6 @@ class StoredTensors:
     tensors: Mapping[str, TensorInfo]
     weight_tensors: set[str] = field(default_factory=set)
     """Tensors that belong to weights."""
-    missing: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     """Notes for the user, in sentences."""
     symmetric: dict[str, str] = field(default_factory=dict)
@@ -127,15 +126,16 @@ class StoredTensors:
         found = (info for name, info in self.tensors.items() if name.endswith(end))
         return [info.name.removesuffix(end) for info in found if re.fullmatch(kind, info.dtype)]
 
-    def take(self, name: str, kind: str = ANY) -> TensorInfo | None:
-        """The tensor of that name; None, and recorded as missing, without one. Raises CheckpointError."""
+    def take(self, name: str, kind: str = ANY) -> TensorInfo:
+        """The tensor of that name. Raises CheckpointError without one, and for one of another type."""
         info = self.optional(name, kind)
         if info is None:
-            self.missing.append(name)
+            lacks = f"{self.method}, but lacks {name[:SHOWN_CHARACTERS]}"
+            raise CheckpointError(f"{self.folder}: the checkpoint is quantised: {lacks}; download it again")
         return info
 
     def optional(self, name: str, kind: str = ANY) -> TensorInfo | None:
-        """`take` for an optional tensor, which is not recorded as missing."""
+        """`take` for an optional tensor: None without one."""
         info = self.tensors.get(name)
         if info is None:
             return None
@@ -345,13 +345,7 @@ def read(folder: Path, found: DetectedMethod, tensors: Mapping[str, TensorInfo])
         )
     sources = StoredTensors(folder, found.method.name, found.settings, tensors)
     reader = importlib.import_module(f"{__name__}.{found.method.reader}")
-    every: list[StoredWeight | None] = reader.read(sources)
-    weights = {weight.name: weight for weight in every if weight is not None}
-    if sources.missing:
-        raise CheckpointError(
-            f"{folder}: the checkpoint is quantised: {sources.method}, but lacks {few(sorted(sources.missing))}; "
-            "download it again"
-        )
+    weights: dict[str, StoredWeight] = {weight.name: weight for weight in reader.read(sources)}
     if not weights:
         raise CheckpointError(
             f"{folder}: the checkpoint is quantised: {found.method.name} ({found.evidence}), but none of its tensors "

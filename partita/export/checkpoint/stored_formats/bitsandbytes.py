@@ -105,11 +105,11 @@ class _Rows(GroupedWeight):
         return (integers.float() - zeros.float()) * largest * LARGEST
 
 
-def read(sources: StoredTensors) -> list[StoredWeight | None]:
+def read(sources: StoredTensors) -> list[StoredWeight]:
     """The weights of a bitsandbytes checkpoint."""
     weights = [_table(sources, f"{stem}.weight") for stem in sources.stems(".weight.absmax")]
     weights += [_rows(sources, stem) for stem in sources.stems(".SCB")]
-    for info in filter(None, (sources.take(f"{stem}.weight_format") for stem in sources.stems(".weight_format"))):
+    for info in [sources.take(f"{stem}.weight_format") for stem in sources.stems(".weight_format")]:
         with OpenFiles() as files:
             found = info.read_all(files)
         if bool(found.any()):
@@ -120,21 +120,17 @@ def read(sources: StoredTensors) -> list[StoredWeight | None]:
     return weights
 
 
-def _rows(sources: StoredTensors, stem: str) -> StoredWeight | None:
+def _rows(sources: StoredTensors, stem: str) -> StoredWeight:
     data, largest = sources.take(f"{stem}.weight", SIGNED_BYTE), sources.take(f"{stem}.SCB", FLOAT)
-    if data is None or largest is None:
-        return None
     sources.check_shape(largest, data.shape[:1] if len(data.shape) == 2 else (), by=data)
     stored = Integers(data, 8, offset=128)
     return _Rows(data.name, data.shape, (data, largest), "float16", 8, 1, data.shape[1], stored, largest, None)
 
 
-def _table(sources: StoredTensors, name: str) -> StoredWeight | None:
+def _table(sources: StoredTensors, name: str) -> StoredWeight:
     stored_state = sources.take(
         next((name + end for end in STATES if name + end in sources.tensors), name + STATES[0]), BYTE
     )
-    if stored_state is None:
-        return None
     try:
         with OpenFiles() as files:
             state = _State.model_validate_json(bytes(stored_state.read_all(files).reshape(-1).tolist()))
@@ -151,11 +147,8 @@ def _table(sources: StoredTensors, name: str) -> StoredWeight | None:
         parts += [(f"{name}.nested_quant_map", FLOAT, ((256,),))]
     tensors = []
     for part, kind, shapes in parts:
-        if (info := sources.take(part, kind)) is not None:
-            sources.check_shape(info, *shapes, by=stored_state, detail=f"of {list(state.shape)}")
-            tensors.append(info)
-    if len(tensors) < len(parts):
-        return None
+        tensors.append(sources.take(part, kind))
+        sources.check_shape(tensors[-1], *shapes, by=stored_state, detail=f"of {list(state.shape)}")
     with OpenFiles() as files:
         table = tuple(tensors[2].read_all(files).float().tolist())
     return _Table(name, state.shape, tuple(tensors), state.dtype, state, table)

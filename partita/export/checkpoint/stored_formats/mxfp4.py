@@ -46,15 +46,13 @@ class _Weight(AffineWeight):
         return Parts(integers, scales, self.zero_points(files))
 
 
-def read(sources: StoredTensors) -> list[StoredWeight | None]:
+def read(sources: StoredTensors) -> list[StoredWeight]:
     """The weights of an MXFP4 checkpoint."""
     return [_weight(sources, stem) for stem in sources.stems(BLOCKS, BYTE)]
 
 
-def _weight(sources: StoredTensors, stem: str) -> _Weight | None:
+def _weight(sources: StoredTensors, stem: str) -> _Weight:
     data, scales = sources.take(stem + BLOCKS, BYTE), sources.take(stem + SCALES, BYTE)
-    if data is None or scales is None:
-        return None
     if len(data.shape) != 4 or data.shape[-1] != BYTES:
         raise sources.tensor_error(data.name, f"is {list(data.shape)}, not [experts, rows, blocks, {BYTES}]")
     sources.check_shape(scales, data.shape[:-1], by=data)
