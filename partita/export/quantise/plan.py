@@ -311,5 +311,5 @@ def _zeros(place: Place, name: str, layout: Layout, packing: Packing, dtype: ir.
     for part in layout.parts(packing, dtype, PROBED_WIDTH, PROBED_WIDTH):
         array = np.ones(part.shape) if part.dtype.is_floating_point() else np.zeros(part.shape)
         tensor = ir.tensor(array.astype(part.dtype.numpy()), dtype=part.dtype)
-        values.append(added(place.graph, tensor, f"{name}.{part.label}" if part.label else name))
+        values.append(added(place.graph, tensor, part.named(name)))
     return Weight(tuple(values), PROBED_WIDTH, PROBED_WIDTH, packing)

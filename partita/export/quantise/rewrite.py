@@ -18,7 +18,7 @@ from dataclasses import replace as replace_fields
 
 import onnx_ir as ir
 
-from partita.export.passes.base import Pass, TracedGraph, drop_unused_initializers, replace
+from partita.export.passes.base import Pass, TracedGraph, added, drop_unused_initializers, replace
 from partita.export.passes.cleaning import MODULE
 from partita.export.passes.manager import run as run_passes
 from partita.export.quantise import Packing, paths
@@ -36,7 +36,7 @@ from partita.export.quantise.stored_integers import is_stored
 from partita.export.quantise.weight_source import Layout, QuantisedSource
 from partita.export.weights import of_ir
 from partita.export.weights.origins import ReorderedOrigin
-from partita.export.weights.sources import FloatSource, initializers, weight_part
+from partita.export.weights.sources import FloatSource, StoredPart, weight_part
 from partita.observations.text_format import human_bytes, plural
 from partita.package.records import PackedKind, PackedWeights
 
@@ -253,10 +253,8 @@ class _Rewriter:
             name = f"{packed.name}.{packed.packing.name}"
             if name in self.graph.initializers:  # a tied embedding with another layout than the head
                 name = f"{name}.rows"
-            self.values[key] = initializers(packed, name)
-            for value in self.values[key]:
-                assert value.name is not None
-                self.graph.initializers[value.name] = value
+            parts = [StoredPart(packed, index) for index in range(len(packed.parts))]
+            self.values[key] = tuple(added(self.graph, each, each.part.named(name)) for each in parts)
         known = self.outcome.placed.get(key)
         modules = () if known is None else known.modules
         values = self.values[key] if known is None else known.values
