@@ -24,15 +24,16 @@ from partita.errors import CheckpointError
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.naming import Sources
 from partita.export.progress import Stage
-from partita.export.quantise import CALIBRATED, Packing, Quantised, Round
+from partita.export.quantise import CALIBRATED, Packing
 from partita.export.quantise.reference import ROWS_ELEMENTS, parameter_names
 from partita.export.quantise.rewrite import PlacedWeight
-from partita.export.quantise.rounding import gptq
+from partita.export.quantise.rounding import Round, gptq
 from partita.export.quantise.weight_source import QuantisedSource, in_parts, restored
 from partita.export.trace.fake_model import quiet, translate_errors
 from partita.export.verify import texts
 from partita.export.verify.known_answer import check_memory
 from partita.export.verify.texts import Text
+from partita.export.weights import Quantised
 from partita.export.weights.origins import IndexReader, Origin, blocks
 from partita.process import give_back
 

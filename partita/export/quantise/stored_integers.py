@@ -15,9 +15,10 @@ import torch
 
 from partita.errors import CheckpointError
 from partita.export.checkpoint.description import Checkpoint
-from partita.export.checkpoint.stored_formats import AffineWeight, Parts, StoredFloats, affine, container
+from partita.export.checkpoint.stored_formats import AffineWeight, StoredFloats, affine, container
 from partita.export.checkpoint.weight_files import OpenFiles
-from partita.export.quantise import Grid, Packing, Quantised
+from partita.export.quantise import Grid, Packing
+from partita.export.weights import Quantised
 from partita.export.weights.origins import (
     IndexReader,
     LeafReader,
@@ -147,7 +148,7 @@ def _rows_of_blocks(origin: Origin, rows: Iterable[int], files: Reader) -> torch
 
 
 def _part(
-    files: Reader, known: dict[tuple[str, Region], Parts], name: str, info: TensorInfo, region: Region
+    files: Reader, known: dict[tuple[str, Region], Quantised], name: str, info: TensorInfo, region: Region
 ) -> torch.Tensor:
     """The integer, scale or zero point of every value of a stored weight in `region`; `known`: a cache."""
     weight = affine(info)

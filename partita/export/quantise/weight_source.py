@@ -18,9 +18,9 @@ import torch
 
 from partita.errors import CheckpointError
 from partita.export.checkpoint.weight_files import OpenFiles
-from partita.export.quantise import Grid, Packing, Quantised, Round, stored_integers, without_text
-from partita.export.quantise.rounding import QUANTISERS
-from partita.export.weights import of_ir, pack, to_torch, unpack
+from partita.export.quantise import Grid, Packing, stored_integers, without_text
+from partita.export.quantise.rounding import QUANTISERS, Round
+from partita.export.weights import Quantised, of_ir, pack, to_torch, unpack
 from partita.export.weights.origins import Origin, blocks
 from partita.export.weights.sources import (
     SLICE_BYTES,

@@ -22,8 +22,9 @@ from transformers import PreTrainedConfig, modeling_gguf_pytorch_utils
 from partita.errors import CheckpointError, UnsupportedModelError
 from partita.export.checkpoint import auto_class
 from partita.export.checkpoint.gguf import AFFINE, BlockType, Bytes, GgufTensor, Header, dequantised
-from partita.export.checkpoint.stored_formats import AffineWeight, Parts, StoredFloats, StoredWeight
+from partita.export.checkpoint.stored_formats import AffineWeight, StoredFloats, StoredWeight
 from partita.export.checkpoint.weight_files import few, first_line
+from partita.export.weights import Quantised
 from partita.export.weights.origins import Reader, Region, TensorInfo
 
 
@@ -90,7 +91,7 @@ class AffineRows(AffineWeight):
 
     rows: Rows
 
-    def parts(self, region: Region, files: Reader) -> Parts:
+    def parts(self, region: Region, files: Reader) -> Quantised:
         """Integers, scales and the zero point in `region`."""
         sizes, affine = [stop - start for start, stop in region], AFFINE[self.rows.tensors[0].type.name]
         integers, scales = torch.empty(math.prod(sizes[:-1]), sizes[-1], dtype=torch.uint8), torch.empty(sizes)
@@ -100,7 +101,7 @@ class AffineRows(AffineWeight):
             wide, rows = np.repeat(factors, affine.group, axis=1).reshape(len(raw), -1), torch.from_numpy(here)
             integers[rows] = _columns(whole.reshape(len(raw), -1), region, kind.block)
             scales[rows] = _columns(wide, region, kind.block)
-        return Parts(integers.reshape(sizes), scales.reshape(sizes), self.zero_points(files))
+        return Quantised(integers.reshape(sizes), scales.reshape(sizes), self.zero_points(files))
 
 
 Process = Callable[[npt.NDArray[np.float32]], npt.NDArray[Any]]

@@ -16,14 +16,14 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from partita.errors import CheckpointError, UnsupportedModelError
 from partita.export.checkpoint.quantisation_method import DetectedMethod
 from partita.export.checkpoint.weight_files import SHOWN_CHARACTERS, OpenFiles
-from partita.export.weights import unpack
+from partita.export.weights import Quantised, unpack
 from partita.export.weights.origins import Origin, Reader, Region, TensorInfo
 
 INTEGER = r"[IU](8|16|32|64)|torch\.u?int(8|16|32|64)"
@@ -36,17 +36,6 @@ WORD = 32
 """Bits of a word of packed integers."""
 Span = tuple[int, int]
 """Start and stop along one axis."""
-
-
-class Parts(NamedTuple):
-    """The stored parts of some elements, each with the shape of the region or one that broadcasts to it."""
-
-    integers: torch.Tensor
-    """uint8."""
-    scales: torch.Tensor
-    """float32."""
-    zeros: torch.Tensor
-    """uint8."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +78,7 @@ class AffineWeight(StoredWeight):
     """Elements per block, before reordering."""
 
     @abstractmethod
-    def parts(self, region: Region, files: Reader) -> Parts:
+    def parts(self, region: Region, files: Reader) -> Quantised:
         """The stored parts of the elements in `region`. Raises CheckpointError."""
 
     def _read(self, region: Region, files: Reader) -> torch.Tensor:  # exact for 16-bit scales
@@ -258,7 +247,7 @@ class GroupedWeight(AffineWeight):
     g_idx: TensorInfo | None = None
     """The group of each column [K]; None: in order."""
 
-    def parts(self, region: Region, files: Reader) -> Parts:
+    def parts(self, region: Region, files: Reader) -> Quantised:
         """Integers, and the scales and zero points of their groups."""
         rows, (begin, end) = region
         groups = self._groups((begin, end), files)
@@ -268,7 +257,7 @@ class GroupedWeight(AffineWeight):
             each if each.shape[1] == 1 else each[:, groups - span[0]]
             for each in (scales, self._zero_points(rows, span, files))
         )
-        return Parts(self.integers.read(rows, (begin, end), files), scales, zeros)
+        return Quantised(self.integers.read(rows, (begin, end), files), scales, zeros)
 
     def zero_points(self, files: Reader) -> torch.Tensor:
         """All zero points, [N, G]; one axis or both may have size 1."""

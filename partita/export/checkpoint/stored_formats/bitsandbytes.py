@@ -30,12 +30,11 @@ from partita.export.checkpoint.stored_formats import (
     SIGNED_BYTE,
     GroupedWeight,
     Integers,
-    Parts,
     StoredTensors,
     StoredWeight,
 )
 from partita.export.checkpoint.weight_files import OpenFiles
-from partita.export.weights import to_torch
+from partita.export.weights import Quantised, to_torch
 from partita.export.weights.origins import Reader, Region
 
 STATES = (".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4")
@@ -95,7 +94,7 @@ class _Table(StoredWeight):
 class _Rows(GroupedWeight):
     """8-bit integers [N, K] with the largest magnitude of each row."""
 
-    def parts(self, region: Region, files: Reader) -> Parts:
+    def parts(self, region: Region, files: Reader) -> Quantised:
         found = super().parts(region, files)
         return found._replace(scales=found.scales * LARGEST)
 
