@@ -18,7 +18,7 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from partita.errors import CheckpointError, UnsupportedModelError, UsageError
 from partita.export.checkpoint import classes, config_values, of_text, stored_formats
-from partita.export.checkpoint.gguf import GgufTensor, conversion
+from partita.export.checkpoint.gguf import conversion
 from partita.export.checkpoint.quantisation_method import METHOD_FILES, DetectedMethod, by_config
 from partita.export.checkpoint.stored_formats import QuantisedTensors
 from partita.export.checkpoint.weight_files import (
@@ -286,7 +286,7 @@ def _refuse_by_config(folder: Path, config: PreTrainedConfig) -> None:
         )
 
 
-def _check_sizes(folder: Path, config: PreTrainedConfig, tensors: Mapping[str, TensorInfo | GgufTensor]) -> None:
+def _check_sizes(folder: Path, config: PreTrainedConfig, tensors: Mapping[str, TensorInfo]) -> None:
     """Refuse a config with more layers or experts, or longer axes, than its weights can hold."""
     longest = max((size for info in tensors.values() for size in info.shape), default=0)
     bits = 8 * sum(info.size_bytes for info in tensors.values())  # no element takes less than one

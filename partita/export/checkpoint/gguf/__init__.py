@@ -15,7 +15,7 @@ import math
 import mmap
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from partita.errors import CheckpointError, UnsupportedModelError
 from partita.export.checkpoint.weight_files import SHOWN_CHARACTERS, is_name, refuse_pointer
+from partita.export.weights.origins import TensorInfo
 
 Bytes = npt.NDArray[np.uint8]
 FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -93,25 +94,12 @@ MOST_AXES, MOST_ALIGNMENT = 4, 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class GgufTensor:
-    """A tensor of the file."""
+class GgufTensor(TensorInfo):
+    """A tensor of a GGUF file. The last axis of its shape is the fastest."""
 
-    name: str
-    shape: tuple[int, ...]
-    """The fastest axis last."""
-    type: BlockType
-    start: int
+    type: BlockType = field(kw_only=True)
+    start: int = field(kw_only=True)
     """Offset of its first byte in the file."""
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes per row of the last axis."""
-        return self.shape[-1] // self.type.block * self.type.size_bytes
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of all rows."""
-        return math.prod(self.shape[:-1]) * self.row_bytes
 
 
 @dataclass(frozen=True)
@@ -270,15 +258,16 @@ class _HeaderReader:
                     f"{self.path}: tensor {name} has the type {number}, which the installed package gguf "
                     "does not know or cannot read; install a newer version"
                 )
-            tensors[name] = tensor = GgufTensor(name, shape, kind, start + offset)
+            size, stored = math.prod(shape) // kind.block * kind.size_bytes, kind.floats or kind.name
+            tensors[name] = GgufTensor(name, self.path, shape, stored, size, type=kind, start=start + offset)
             where = f"tensor {name} {list(shape)} of {kind.name}, at byte {offset:,} of the data,"
             if shape[-1] % kind.block:
                 raise self.damage_error(f"{where} has rows that are not a multiple of {kind.block}")
-            if tensor.start + tensor.size_bytes > self.size:
+            if start + offset + size > self.size:
                 raise self.damage_error(f"{where} ends after the file, which has {self.size:,} bytes")
             if offset != end:  # ggml refuses files with gaps between tensors
                 raise self.damage_error(f"{where} does not follow the tensors before it, which end at {end:,}")
-            end += -(-tensor.size_bytes // alignment) * alignment
+            end += -(-size // alignment) * alignment
         return tensors
 
 

@@ -102,7 +102,7 @@ def read(prepared: ConvertedFile, config: PreTrainedConfig) -> QuantisedTensors:
 def _with_factors(header: Header, raw: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of the rotary embedding with the frequency factors of the file, the same at every length."""
     tensor = header.tensors[FACTORS]
-    factors = dequantised(mapped(header.path, tensor), tensor.type.number).reshape(-1).astype(float).tolist()
+    factors = dequantised(mapped(tensor), tensor.type.number).reshape(-1).astype(float).tolist()
     rope = raw.get("rope_parameters")
     if not isinstance(rope, dict) or rope.get("rope_type", "default") != "default":
         raise UnsupportedModelError(f"{header.path}: {FACTORS} and a rotary embedding of another type")
