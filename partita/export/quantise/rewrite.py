@@ -168,23 +168,13 @@ class _Rewriter:
             outcome.kept_by_setting |= {plain.name: plain.elements for plain in weights}
             return None
         if plan.stored is not None and any(map(is_stored, origins)):
-            stored = stored_packing(plan, where, weights, use)
-            if stored is None:
-                return None
-            packing, origins = stored
+            found = stored_packing(plan, where, weights, use)
         else:
-            widths = [origin.shape[1] for origin in origins]
-            chosen = (
-                plan.experts(where, widths)
-                if use == "experts"
-                else plan.packing(where, widths[0], embedding=use == "lookup")
-            )
-            if chosen is None:
-                return None
-            packing = chosen
-        return [
-            QuantisedSource.of(replace_fields(plain, origin=origin), packing, layout, plan.rounded)
-            for plain, origin in zip(weights, origins, strict=True)
+            packing = plan.packing(where, *(origin.shape[1] for origin in origins), use=use)
+            found = None if packing is None else (packing, origins)
+        return found and [
+            QuantisedSource.of(replace_fields(plain, origin=origin), found[0], layout, plan.rounded)
+            for plain, origin in zip(weights, found[1], strict=True)
         ]
 
     def _experts(self, node: ir.Node) -> bool:
