@@ -324,7 +324,7 @@ def _graph_files(graphs: Graphs) -> tuple[GraphFile, ...]:
             nodes=len(list(item.model.graph)),
             inputs=item.inputs,
             outputs=item.outputs,
-            adapter_inputs=tuple(port for branch in graphs.branches.values() for port in branch.inputs),
+            adapter_inputs=tuple(port for branch in graphs.branches.values() for port in (branch.down, branch.up)),
         )
         for item in graphs.traced_graphs
     )

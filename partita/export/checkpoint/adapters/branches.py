@@ -74,32 +74,12 @@ class Adapters:
 class Branch:
     """A low-rank branch parallel to a MatMul."""
 
-    down: str
-    """The input A [K, r]."""
-    up: str
+    down: AdapterInput
+    """The input A [K, r]; r is a name where it is dynamic."""
+    up: AdapterInput
     """The input B [r, N]."""
-    width: int
-    """K."""
-    rows: int
-    """N."""
-    dtype: str
-    rank: int | None
-    """r; None where it is dynamic."""
-    batch_axis: int | str | None
-    """The batch axis of the inputs; None without one."""
     modules: Mapping[str, torch.Tensor]
     """Module -> the output index of each row of its weight, int64."""
-
-    @property
-    def inputs(self) -> tuple[AdapterInput, AdapterInput]:
-        """Both inputs, as records of the contract."""
-        rank: int | str = f"{self.down}_rank" if self.rank is None else self.rank
-        rows: tuple[int | str, ...] = () if self.batch_axis is None else (self.batch_axis,)
-        by_row = self.batch_axis is not None
-        return (
-            AdapterInput(name=self.down, shape=(*rows, self.width, rank), dtype=self.dtype, by_row=by_row),
-            AdapterInput(name=self.up, shape=(*rows, rank, self.rows), dtype=self.dtype, by_row=by_row),
-        )
 
 
 def match_switchable(checkpoint: Checkpoint, model: torch.nn.Module, name: str, adapter: Adapter) -> SwitchableAdapter:
@@ -129,7 +109,7 @@ def add_branches(
         modules = _modules(plain, adapters)
         if modules:
             branch = _branch(node, plain, modules, adapters, apart, fixed=fixed)
-            made[branch.down] = branch
+            made[branch.down.name] = branch
             _insert(model.graph, node, branch)
     placed = {module for branch in made.values() for module in branch.modules}
     for each in adapters:
@@ -194,9 +174,13 @@ def _branch(
             option="with_adapters",
         )
     name = plain.name.removesuffix(".weight")
-    rank = max(each.rank(modules) for each in adapters) if fixed else None
-    given = apart if hidden.shape is not None and len(hidden.shape) == 3 else None
-    return Branch(f"{name}.lora_A", f"{name}.lora_B", width, rows, dtype, rank, given, modules)
+    rank: int | str = max(each.rank(modules) for each in adapters) if fixed else f"{name}.lora_A_rank"
+    batch = [apart] if apart is not None and hidden.shape is not None and len(hidden.shape) == 3 else []
+
+    def port(end: str, *shape: int | str) -> AdapterInput:
+        return AdapterInput(name=f"{name}.lora_{end}", shape=(*batch, *shape), dtype=dtype, by_row=bool(batch))
+
+    return Branch(port("A", width, rank), port("B", rank, rows), modules)
 
 
 def _insert(graph: ir.Graph, node: ir.Node, branch: Branch) -> None:
@@ -204,10 +188,10 @@ def _insert(graph: ir.Graph, node: ir.Node, branch: Branch) -> None:
     product, hidden = node.outputs[0], node.inputs[0]
     assert hidden is not None
     users, given = list(product.uses()), product.is_graph_output()
-    down = ir.node("MatMul", [hidden, _input(graph, branch.inputs[0])])
-    up = ir.node("MatMul", [down.outputs[0], _input(graph, branch.inputs[1])])
+    down = ir.node("MatMul", [hidden, _input(graph, branch.down)])
+    up = ir.node("MatMul", [down.outputs[0], _input(graph, branch.up)])
     total = ir.node("Add", [product, up.outputs[0]])
-    narrow = None if hidden.shape is None else ir.Shape([*hidden.shape[:-1], branch.inputs[0].shape[1]])
+    narrow = None if hidden.shape is None else ir.Shape([*hidden.shape[:-1], branch.down.shape[1]])
     for new, shape in ((down, narrow), (up, product.shape), (total, product.shape)):
         take_names(new, node)
         new.outputs[0].shape, new.outputs[0].type = shape, product.type
@@ -244,8 +228,10 @@ def parameters(each: SwitchableAdapter, branches: Iterable[Branch]) -> dict[str,
             rank = each.rank(branch.modules)
             if not rank:
                 continue
-            down = torch.zeros(branch.width, branch.rank or rank)
-            up = torch.zeros(branch.rank or rank, branch.rows)
+            given = branch.down, branch.up
+            down, up = (
+                torch.zeros([size if isinstance(size, int) else rank for size in port.shape[-2:]]) for port in given
+            )
             start = 0
             for module, places in branch.modules.items():
                 matrices = each.adapter.modules.get(module)
@@ -255,12 +241,12 @@ def parameters(each: SwitchableAdapter, branches: Iterable[Branch]) -> dict[str,
                 down[:, start:stop] = matrices.down.read_all(files).float().T
                 up[start:stop, places] = matrices.up.read_all(files).float().T * each.adapter.config.scale(module)
                 start = stop
-            for name, value in ((branch.down, down), (branch.up, up)):
-                value = value if branch.batch_axis is None else value[None]
-                found[name] = value.numpy().astype(np.dtype(branch.dtype))
-                if not np.isfinite(found[name]).all():
+            for port, value in zip(given, (down, up), strict=True):
+                value = value[None] if port.by_row else value
+                found[port.name] = value.numpy().astype(np.dtype(port.dtype))
+                if not np.isfinite(found[port.name]).all():
                     raise CheckpointError(
-                        f"{each.adapter.folder}: a value of {name} does not fit {branch.dtype}; use `precision=fp32`"
+                        f"{each.adapter.folder}: a value of {port.name} does not fit {port.dtype}; use `precision=fp32`"
                     )
     return found
 
