@@ -8,7 +8,6 @@ Stacks of experts and transposed weights (Conv1D) are quantised without the text
 
 from __future__ import annotations
 
-import math
 import threading
 import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -25,7 +24,7 @@ from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.naming import Sources
 from partita.export.progress import Stage
 from partita.export.quantise import CALIBRATED, Packing
-from partita.export.quantise.reference import ROWS_ELEMENTS, parameter_names
+from partita.export.quantise.reference import parameter_names
 from partita.export.quantise.rewrite import PlacedWeight
 from partita.export.quantise.rounding import Round, gptq
 from partita.export.quantise.weight_source import QuantisedSource, in_parts, restored
@@ -34,7 +33,7 @@ from partita.export.verify import texts
 from partita.export.verify.known_answer import check_memory
 from partita.export.verify.texts import Text
 from partita.export.weights import Quantised
-from partita.export.weights.origins import IndexReader, Origin, blocks
+from partita.export.weights.origins import whole_rows
 from partita.process import give_back
 
 WINDOWS_ABREAST = 4
@@ -118,7 +117,7 @@ class _ModuleQuantiser:
         weight = module.weight.detach()
         found = in_parts(self._round(readers[0][1].packing, given), weight)
         for tensor, each in readers:
-            rows, of_tensor = _rows_of(each.origin, tensor)
+            rows, of_tensor = whole_rows(each.origin, tensor)
             each.rounded.add(each, rows, Quantised(*(part[of_tensor] for part in found)))
         weight.copy_(restored(found)[:, : weight.shape[1]])
         return True
@@ -162,7 +161,7 @@ def _weights_to_quantise(
         is_product = not each.of_experts and any(readers_of.values())
         if is_product and each.packed.packing.quantiser != CALIBRATED:
             continue
-        if not is_product or not _keeps_rows(each.packed.origin):
+        if not is_product or not all(len(whole_rows(each.packed.origin, tensor)[0]) for tensor in readers_of):
             others.update(each.modules[:1])
             continue
         for tensor, modules in readers_of.items():
@@ -178,27 +177,6 @@ def _weights_to_quantise(
                 ):
                     readers.append((tensor, each.packed))
     return found, others
-
-
-def _rows_of(origin: Origin, tensor: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """The rows of a weight that are rows of `tensor`, and the indices of these."""
-    places = IndexReader(origin.tensors())
-    index = origin.read(((0, origin.shape[0]), (0, 1)), places)[:, 0]
-    info, first = next((info, first) for info, first in places.first.items() if info.name == tensor)
-    rows = ((index >= first) & (index < first + math.prod(info.shape))).nonzero()[:, 0]
-    return rows, (index[rows] - first) // info.shape[1]
-
-
-def _keeps_rows(origin: Origin) -> bool:
-    """Whether rows of a weight are whole rows of tensors."""
-    places = IndexReader(origin.tensors())
-    for region in blocks(origin.shape, ROWS_ELEMENTS):
-        index = origin.read(region, places)
-        for info, first in places.first.items():
-            rows = index[(index[:, 0] >= first) & (index[:, 0] < first + math.prod(info.shape))]
-            if rows.shape[1] != info.shape[1] or not bool((rows.diff(dim=1) == 1).all()):
-                return False
-    return True
 
 
 class _CancelledError(BaseException):

@@ -33,7 +33,7 @@ from partita.export.passes.base import take_names
 from partita.export.quantise.products import weight_of_product
 from partita.export.quantise.reference import only_rearranges
 from partita.export.weights import of_ir
-from partita.export.weights.origins import IndexReader
+from partita.export.weights.origins import whole_rows
 from partita.export.weights.sources import FloatSource
 from partita.package.contract import AdapterInput
 from partita.package.folder import AdapterRecord
@@ -123,35 +123,14 @@ def add_branches(
 
 
 def _modules(plain: FloatSource, adapters: Sequence[SwitchableAdapter]) -> dict[str, torch.Tensor]:
-    """The adapted modules that make up `plain` [N, K] -> the indices of their rows in it."""
+    """The adapted modules whose weights `plain` [N, K] has, row by row -> the indices of their rows in it."""
     found: dict[str, torch.Tensor] = {}
     for module, site in ((module, site) for each in adapters for module, site in each.sites.items()):
         if module not in found and site.base.name in plain.tensors:
-            rows = _rows(plain, site)
-            if rows is not None:
-                found[module] = rows
+            rows, numbers = whole_rows(plain.origin, site.base.name, transposed=site.transposed)
+            if torch.equal(numbers.sort().values, torch.arange(site.base.shape[1 if site.transposed else 0])):
+                found[module] = rows[numbers.argsort()]
     return found
-
-
-def _rows(plain: FloatSource, site: Site) -> torch.Tensor | None:
-    """The index of each row of a weight in the joined weight; None where the rows are not stored whole."""
-    count, width = plain.origin.shape
-    rows = site.base.shape[1 if site.transposed else 0]
-    row, column = (1, rows) if site.transposed else (width, 1)
-    places = IndexReader(plain.origin.tensors())
-    first = next((start for info, start in places.first.items() if info.name == site.base.name), None)
-    if first is None:
-        return None
-    local = plain.origin.read(((0, count), (0, 1)), places)[:, 0] - first
-    rows_of_site = ((local >= 0) & (local < rows * width)).nonzero()[:, 0]
-    numbers = torch.div(local[rows_of_site], row, rounding_mode="floor")
-    if len(rows_of_site) != rows or not torch.equal(numbers.sort().values, torch.arange(rows)):
-        return None
-    one = int(rows_of_site[0])
-    along = plain.origin.read(((one, one + 1), (0, width)), places)[0] - first
-    if not torch.equal(along, int(numbers[0]) * row + torch.arange(width) * column):
-        return None
-    return rows_of_site[numbers.argsort()]
 
 
 def _branch(
