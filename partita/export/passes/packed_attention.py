@@ -66,7 +66,6 @@ def _pack_inputs(graph: ir.Graph, node: ir.Node, traced: TracedGraph) -> bool:
     new = ir.Node(node.domain, node.op_type, inputs, attributes, num_outputs=len(node.outputs))
     if given is None or not traced.accepts(new, node):
         return False
-    before = [value.producer() for value in three if value is not None]
     if products is not None:
         made = _join_projections(graph, products, node)
         if made is None:
@@ -75,7 +74,6 @@ def _pack_inputs(graph: ir.Graph, node: ir.Node, traced: TracedGraph) -> bool:
         new.replace_input_with(0, made)
     take_names(new, node)
     replace(graph, node, new)
-    remove_unread(graph, before)
     return True
 
 

@@ -116,7 +116,7 @@ def _as_tied_head(graph: ir.Graph, turn: ir.Node, weight: ir.Value) -> bool:
     for node, size in ((flat, width), (gemm, vocabulary)):
         node.outputs[0].type, node.outputs[0].shape = hidden.type, ir.Shape([None, size])
         graph.insert_before(matmul, node)
-    replace(graph, matmul, back, dead=(turn,))
+    replace(graph, matmul, back)
     return True
 
 

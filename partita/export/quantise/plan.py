@@ -292,10 +292,6 @@ def probe_model(plan: Plan, use: Use, packings: Sequence[Packing], dtype: ir.Dat
         else:
             weight = _zeros(place, f"w{index}", form.look_up.layout, packing, dtype)
             graph.outputs.append(form.look_up.write(place, given, weight))
-    for index, written in enumerate(graph):
-        written.name = f"{written.op_type}_{index}"
-        for value in written.outputs:
-            value.name = f"{written.name}.output"
     return bytes(ir.to_proto(ir.Model(graph, ir_version=PROBED_IR_VERSION)).SerializeToString())
 
 

@@ -200,10 +200,7 @@ class _Rewriter:
         if isinstance(packed.origin, ReorderedOrigin):
             hidden = reordered(place, hidden, packed.origin.order)
         made = self.plan.form.product.write(place, hidden, bias, self._weight(packed, node))
-        if views is None:
-            self._replace(node, made)
-        else:
-            self._replace(views[1], made, dead=(node, views[0]))
+        self._replace(node if views is None else views[1], made)
 
     def _replace_lookup(self, node: ir.Node, tokens: ir.Value | None, heads: dict[frozenset[str], Packing]) -> bool:
         """Replace the Gather of an embedding by the form's lookup; False where it is not one."""
@@ -230,11 +227,11 @@ class _Rewriter:
         self._replace(node, form.look_up.write(place, tokens, self._weight(packed, node)))
         return True
 
-    def _replace(self, node: ir.Node, value: ir.Value, dead: tuple[ir.Node, ...] = ()) -> None:
-        """Replace the output of `node` by `value`, and remove dead nodes of `dead`."""
+    def _replace(self, node: ir.Node, value: ir.Value) -> None:
+        """Replace the output of `node` by `value`."""
         new = value.producer()
         assert new is not None
-        replace(self.graph, node, new, dead)
+        replace(self.graph, node, new)
 
     def _weight(self, packed: QuantisedSource, node: ir.Node, *, of_experts: bool = False) -> Weight:
         """A weight for node writers, with initializers created once per graph."""
