@@ -77,16 +77,14 @@ def unfinished_manifest(
         graph=graph,
         files=(),
         tokenizer="none",
-        toolchain=_toolchain(),
+        toolchain={
+            **{"python": sys.version.split()[0], "partita": partita.__version__},
+            **{name: importlib.metadata.version(name) for name in TOOLS},
+        },
         options=dict(work.recorded_options),
         verification=Verification(status="unverified", detail="exported with `verify=False`"),
         **records,
     )
-
-
-def _toolchain() -> dict[str, str]:
-    tools = {name: importlib.metadata.version(name) for name in TOOLS}
-    return {"python": sys.version.split()[0], "partita": partita.__version__, **tools}
 
 
 def write(exported: Exported, target: Target | None) -> tuple[Manifest, Verification | None]:

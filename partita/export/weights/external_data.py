@@ -204,7 +204,7 @@ class _FileLayout:
         with workers(), ThreadPoolExecutor(AHEAD) as threads:
             for last, (content, offsets) in enumerate(self.contents, 1):
                 small = isinstance(content, WeightSource) and _is_small(content)
-                found = threads.submit(copy_context().run, _converted, content) if small else None
+                found = threads.submit(copy_context().run, list, _pieces(content)) if small else None
                 waiting.append((content, offsets, found))
                 while len(waiting) > (AHEAD if last < len(self.contents) else 0):
                     content, offsets, found = waiting.popleft()
@@ -224,10 +224,6 @@ def _is_small(weight: WeightSource) -> bool:
     """Whether a slice has all of it, and its checkpoint files are mapped: a thread would read another file whole."""
     mapped = all(info.file.suffix == ".safetensors" for info in weight.origin.tensors())
     return mapped and sum(part.size_bytes for part in weight.parts) <= SLICE_BYTES
-
-
-def _converted(content: _Content) -> list[_Piece]:
-    return list(_pieces(content))
 
 
 def file_bytes(models: Iterable[ir.Model]) -> int:
