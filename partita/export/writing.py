@@ -78,7 +78,8 @@ def unfinished_manifest(
         files=(),
         tokenizer="none",
         toolchain={
-            **{"python": sys.version.split()[0], "partita": partita.__version__},
+            "python": sys.version.split()[0],
+            "partita": partita.__version__,
             **{name: importlib.metadata.version(name) for name in TOOLS},
         },
         options=dict(work.recorded_options),

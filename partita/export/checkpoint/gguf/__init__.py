@@ -271,10 +271,6 @@ class _HeaderReader:
         return tensors
 
 
-Split = tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32]]
-"""Integers and scales of B blocks: [B, block], [B, block / group]."""
-
-
 @dataclass(frozen=True, slots=True)
 class Affine:
     """A type of integers with a scale."""
@@ -283,58 +279,28 @@ class Affine:
     """4: zero point 8; 8: zero point 128."""
     group: int
     """Elements per scale."""
-    split: Callable[[Bytes], Split]
-    """Bytes of blocks [B, bytes] -> integers and scales."""
+    scales: Callable[[Bytes], npt.NDArray[np.float32]]
+    """Bytes of blocks [B, bytes] -> their scales [B, block / group]."""
 
 
-def _halves(blocks: Bytes, at: int) -> npt.NDArray[np.float32]:
+def _halves(blocks: Bytes, at: int = 0) -> npt.NDArray[np.float32]:
     """The float16 at byte `at` of each block, [B, 1] float32."""
     return np.ascontiguousarray(blocks[:, at : at + 2]).view(np.float16).astype(np.float32)
 
 
-def _nibbles(packed: Bytes) -> Bytes:
-    """[B, 16] -> [B, 32]: the low nibbles, then the high nibbles."""
-    return np.concatenate([packed & 15, packed >> 4], axis=1)
+def _q6_k(blocks: Bytes) -> npt.NDArray[np.float32]:
+    return _halves(blocks, 208) * blocks[:, 192:208].view(np.int8).astype(np.float32)
 
 
-def _shifted(packed: Bytes, width: int, shifts: tuple[int, ...]) -> Bytes:
-    """[B, n] -> [B, n / width * len(shifts) * width]: each run of `width` bytes, shifted right by every shift."""
-    wide = packed.reshape(len(packed), -1, 1, width) >> np.array(shifts, np.uint8).reshape(1, 1, -1, 1)
-    return wide.reshape(len(packed), -1)
-
-
-def _moved(integers: npt.NDArray[Any], offset: int) -> Bytes:
-    """Integers plus the zero point; results are below 256."""
-    return (integers + offset).astype(np.uint8)
-
-
-def _q4_0(blocks: Bytes) -> Split:
-    return _nibbles(blocks[:, 2:]), _halves(blocks, 0)
-
-
-def _q8_0(blocks: Bytes) -> Split:
-    return blocks[:, 2:] ^ np.uint8(128), _halves(blocks, 0)  # q + 128 of a two's complement byte
-
-
-def _q6_k(blocks: Bytes) -> Split:
-    low, high = _shifted(blocks[:, :128], 64, (0, 4)) & 15, _shifted(blocks[:, 128:192], 32, (0, 2, 4, 6)) & 3
-    scales: npt.NDArray[np.float32] = blocks[:, 192:208].view(np.int8).astype(np.float32)
-    return _moved(low | high << 4, 128 - 32), _halves(blocks, 208) * scales
-
-
-MXFP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-"""Values of the 16 codes, doubled, because the scale here is half of the stored one."""
-
-
-def _mxfp4(blocks: Bytes) -> Split:
-    exponent = blocks[:, :1].astype(np.uint32)
+def _mxfp4(blocks: Bytes) -> npt.NDArray[np.float32]:
+    exponent = blocks[:, :1].astype(np.uint32)  # the scale is half of the stored one, because integers are doubled
     bits = np.where(exponent < 2, np.uint32(0x00200000) << exponent, (exponent - 1) << 23).astype(np.uint32)
-    return _moved(np.array(MXFP4)[_nibbles(blocks[:, 1:])], 128), bits.view(np.float32)
+    return bits.view(np.float32)
 
 
 AFFINE = {
-    "Q4_0": Affine(4, 32, _q4_0),
-    "Q8_0": Affine(8, 32, _q8_0),
+    "Q4_0": Affine(4, 32, _halves),
+    "Q8_0": Affine(8, 32, _halves),
     "Q6_K": Affine(8, 16, _q6_k),
     "MXFP4": Affine(8, 32, _mxfp4),
 }

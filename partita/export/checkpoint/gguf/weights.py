@@ -83,24 +83,20 @@ class FloatRows(RowWeight, StoredFloats):
 
 
 @dataclass(frozen=True, eq=False)
-class AffineRows(AffineWeight):
-    """Integers with one scale per block."""
-
-    stored_tensors: tuple[GgufTensor, ...]
-    index: Index
+class AffineRows(RowWeight, AffineWeight):
+    """Integers with one scale per block: the values that the package gguf computes, divided by the scales."""
 
     def parts(self, region: Region, files: Reader) -> Quantised:
         """Integers, scales and the zero point in `region`."""
-        sizes, affine = [stop - start for start, stop in region], AFFINE[self.stored_tensors[0].type.name]
-        integers, scales = torch.empty(math.prod(sizes[:-1]), sizes[-1], dtype=torch.uint8), torch.empty(sizes)
-        scales = scales.reshape(integers.shape)
-        stored = self.stored_tensors if integers.numel() else ()
+        values, affine = self.read(region, files), AFFINE[self.stored_tensors[0].type.name]
+        scales = torch.empty(values.shape[:-1].numel(), values.shape[-1])
+        stored = self.stored_tensors if values.numel() else ()
         for here, raw, kind in _read_rows(stored, self.index, region, self.shape):
-            whole, factors = affine.split(raw.reshape(-1, kind.size_bytes))
-            wide, rows = np.repeat(factors, affine.group, axis=1).reshape(len(raw), -1), torch.from_numpy(here)
-            integers[rows] = _columns(whole.reshape(len(raw), -1), region, kind.block)
-            scales[rows] = _columns(wide, region, kind.block)
-        return Quantised(integers.reshape(sizes), scales.reshape(sizes), self.zero_points(files))
+            wide = np.repeat(affine.scales(raw.reshape(-1, kind.size_bytes)), affine.group, axis=1)
+            scales[torch.from_numpy(here)] = _columns(wide.reshape(len(raw), -1), region, kind.block)
+        scales, zero = scales.reshape(values.shape), self.zero_points(files)
+        integers = (values / scales).nan_to_num(0.0, 0.0, 0.0).round().add(zero)  # 0 / 0 is 0
+        return Quantised(integers.to(torch.uint8), scales, zero)
 
 
 Process = Callable[[npt.NDArray[np.float32]], npt.NDArray[Any]]
