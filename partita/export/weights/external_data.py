@@ -27,9 +27,9 @@ from partita.export.weights import CHECKPOINT, COMPUTING, to_ir
 from partita.export.weights.origins import Origin, TensorInfo
 from partita.export.weights.sources import (
     SLICE_BYTES,
+    FloatSource,
     StoredPart,
     WeightSource,
-    checkpoint_weight,
     weight_part,
     workers,
 )
@@ -66,7 +66,7 @@ def attach(model: ir.Model, checkpoint: Checkpoint, sources: Sources, buffers: M
             wrong.append(problem)
         elif value.dtype in COMPUTED_IN:
             known_as = origin.name if isinstance(origin, TensorInfo) else name
-            value.const_value = checkpoint_weight(checkpoint, origin, value.dtype, name=known_as, parameter=name)
+            value.const_value = StoredPart(FloatSource(checkpoint, origin, value.dtype, known_as, (name,)))
         else:
             with OpenFiles() as files:
                 value.const_value = ir.tensor(origin.read_all(files).contiguous(), name=name)

@@ -227,17 +227,3 @@ def weight_part(value: ir.Value | None) -> StoredPart | None:
     """The weight part of `value`; None where it is no checkpoint weight."""
     tensor = None if value is None else value.const_value
     return tensor if isinstance(tensor, StoredPart) else None
-
-
-def checkpoint_weight(
-    checkpoint: Checkpoint,
-    source: str | Origin,
-    dtype: ir.DataType,
-    *,
-    name: str | None = None,
-    parameter: str | None = None,
-) -> StoredPart:
-    """A plain weight of a tensor or origin, as `dtype`. `parameter`: its name in the model, if another."""
-    origin: Origin = checkpoint.tensors[source] if isinstance(source, str) else source
-    name = name or min(info.name for info in origin.tensors())
-    return StoredPart(FloatSource(checkpoint, origin, dtype, name, (parameter or name,)))

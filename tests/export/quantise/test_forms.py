@@ -23,10 +23,11 @@ from partita.export.quantise.rewrite import PlacedWeight
 from partita.export.quantise.weight_source import QuantisedSource
 from partita.export.target import Kernels
 from partita.export.weights import external_data as weights
-from partita.export.weights.sources import FloatSource, StoredPart, checkpoint_weight
+from partita.export.weights.sources import FloatSource, StoredPart
 from partita.runtime.chain.cpu_settings import EXACT, supports_exact
 from partita.runtime.place.tensor_types import tensor_types
 from tests.conftest import TinyCheckpoint
+from tests.export.nets import weight_source
 
 WIDTH = 96
 NAME = "model.layers.0.mlp.down_proj.weight"  # [64, 96]
@@ -47,9 +48,7 @@ def wide_integers(path: Path) -> dict[str, str]:
 
 def plain(folder: Path, name: str = NAME) -> FloatSource:
     """A weight of a checkpoint, as it would be in fp32."""
-    source = checkpoint_weight(open_checkpoint(str(folder)), name, ir.DataType.FLOAT).source
-    assert isinstance(source, FloatSource)
-    return source
+    return weight_source(open_checkpoint(str(folder)), name)
 
 
 def found_by_quantiser(weight: QuantisedSource) -> np.ndarray:
