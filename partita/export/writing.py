@@ -185,7 +185,7 @@ def _write_files(exported: Exported) -> Manifest:
         update={
             "source": manifest.source.model_copy(update={"files": sources}),
             "graph": graph.model_copy(update={"weight_bytes": data.size_bytes}),
-            "files": (FileRecord(name=WEIGHTS, size_bytes=data.size_bytes, sha256=data.sha256), *others),
+            "files": (data, *others),
             "tokenizer": tokenizer,
             "packed": packed,
         }

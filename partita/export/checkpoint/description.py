@@ -175,14 +175,13 @@ def _check_has_sizes(folder: Path, config: PreTrainedConfig) -> None:
 
 def _open_gguf(given: str, file: Path) -> Checkpoint:
     """The checkpoint in a GGUF file."""
-    prepared = conversion.prepare(file)
-    folder = prepared.folder
+    header, folder, notes = conversion.prepare(file)
     config, _ = _read_config(folder, file)
-    _check_sizes(file, config, prepared.header.tensors)  # before the model is built
-    found = conversion.read(prepared, config)
+    _check_sizes(file, config, header.tensors)  # before the model is built
+    found = conversion.read(header, config)
     tensors, quantised = dict(found.tensors), found if found.weights else None
     made = Checkpoint(folder, _name_of(given), config, _architecture(config), tensors, (file.name,), quantised)
-    return replace(made, file=file, notes=prepared.notes, scratch=prepared.header)
+    return replace(made, file=file, notes=notes, scratch=header)
 
 
 def _name_of(given: str) -> str:

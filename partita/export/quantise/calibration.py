@@ -15,6 +15,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -179,6 +180,10 @@ def _weights_to_quantise(
     return found, others
 
 
+Stop = tuple[str, torch.Tensor]
+"""The module that a pass stops before, and the module's input."""
+
+
 class _CancelledError(BaseException):
     """Ends a cancelled pass; models do not catch it."""
 
@@ -188,49 +193,45 @@ class _Pass(threading.Thread):
 
     def __init__(self, forward: Callable[[], object]) -> None:
         super().__init__(daemon=True)
-        self.stop: tuple[str, torch.Tensor] | None = None
-        """The module that it stops before, and the module's input; None at the end."""
-        self.failed: BaseException | None = None
-        self.cancelled = False
-        self._forward, self._go, self._back = forward, threading.Semaphore(0), threading.Semaphore(0)
+        self.stop: Stop | None = None
+        """Where it waits; None at the end."""
+        self._forward, self._go, self._back = forward, SimpleQueue[bool](), SimpleQueue[Stop | BaseException | None]()
 
     def run(self) -> None:
         """Run the pass from the first `resume` on."""
+        ended: BaseException | None = None
         try:
             self._wait()
             with torch.no_grad():  # a per-thread setting
                 self._forward()
         except _CancelledError:
-            pass
+            return
         except BaseException as error:  # noqa: BLE001 - raised again in the waiting thread
-            self.failed = error
-        self.stop = None
-        self._back.release()
+            ended = error
+        self._back.put(ended)
 
     def _wait(self) -> None:
-        self._go.acquire()
-        if self.cancelled:
+        if not self._go.get():
             raise _CancelledError
 
     def resume(self) -> None:
         """Continue to the next stop, or to the end. Raises what the pass raises."""
-        self._go.release()
-        self._back.acquire()
-        if self.failed is not None:
-            raise self.failed
+        self.stop = None
+        self._go.put(True)
+        found = self._back.get()
+        if isinstance(found, BaseException):
+            raise found
+        self.stop = found
 
     def wait_before(self, module: str, given: torch.Tensor) -> None:
         """Stop before a module until continued; called by the pass's own thread."""
-        self.stop = module, given
-        self._back.release()
+        self._back.put((module, given))
         self._wait()
-        self.stop = None
 
     def cancel(self) -> None:
         """End the pass where it is."""
-        self.cancelled = True
         if self.ident is not None:  # started
-            self._go.release()
+            self._go.put(False)
             self.join()
 
 

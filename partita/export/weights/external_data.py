@@ -34,7 +34,7 @@ from partita.export.weights.sources import (
     workers,
 )
 from partita.observations.text_format import human_bytes, plural
-from partita.package.folder import WEIGHTS
+from partita.package.folder import WEIGHTS, FileRecord
 
 COMPUTED_IN = frozenset(to_ir(name) for name in COMPUTING)
 INLINE_BYTES = 1024
@@ -125,14 +125,6 @@ def parameter_count(models: Iterable[ir.Model]) -> int:
 def _weights(model: ir.Model) -> Iterator[StoredPart]:
     """Weight parts that are not written yet."""
     return (part for value in model.graph.initializers.values() if (part := weight_part(value)) is not None)
-
-
-@dataclass(frozen=True, slots=True)
-class DataFile:
-    """The written external data file."""
-
-    size_bytes: int
-    sha256: str
 
 
 def planned_bytes(models: Iterable[ir.Model]) -> int:
@@ -231,8 +223,8 @@ def file_bytes(models: Iterable[ir.Model]) -> int:
     return _FileLayout.of(models).size_bytes
 
 
-def write_data(models: Sequence[ir.Model], folder: Path, stage: Stage) -> DataFile:
-    """Write large initializers to `folder`/model.onnx.data, and refer to it. Raises ResourceError."""
+def write_data(models: Sequence[ir.Model], folder: Path, stage: Stage) -> FileRecord:
+    """Write large initializers to `folder`/model.onnx.data, and refer to it; its record. Raises ResourceError."""
     try:
         with (folder / WEIGHTS).open("wb") as stream, ThreadPoolExecutor(1) as hashing:
             layout, digest = _FileLayout.of(models), hashlib.sha256()
@@ -254,7 +246,7 @@ def write_data(models: Sequence[ir.Model], folder: Path, stage: Stage) -> DataFi
         value.const_value = ir.ExternalTensor(
             WEIGHTS, offset, length, tensor.dtype, shape=shape, name=name, base_dir=folder
         )
-    return DataFile(layout.size_bytes, digest.hexdigest())
+    return FileRecord(name=WEIGHTS, size_bytes=layout.size_bytes, sha256=digest.hexdigest())
 
 
 def translate_space(error: OSError, folder: Path) -> PartitaError:
