@@ -31,23 +31,6 @@ Index = npt.NDArray[np.int64]
 """For each row of a weight along the last axis, its index in the concatenated rows of the tensors."""
 
 
-def _read_rows(
-    tensors: tuple[GgufTensor, ...], index: Index, region: Region, shape: tuple[int, ...]
-) -> Iterator[tuple[npt.NDArray[np.bool_], Bytes, BlockType]]:
-    """For each tensor with rows in `region` of a weight of `shape`: a mask of these rows [R], the bytes of their blocks
-    [rows, bytes], which begin with the block of the region's first column, and the block type."""
-    places = index.reshape(shape[:-1])[tuple(slice(start, stop) for start, stop in region[:-1])].reshape(-1)
-    low = 0
-    for tensor in tensors:
-        lines, kind = math.prod(tensor.shape[:-1]), tensor.type
-        here = (places >= low) & (places < low + lines)
-        first, last = region[-1][0] // kind.block, -(-region[-1][1] // kind.block)
-        if here.any():
-            columns = slice(first * kind.size_bytes, last * kind.size_bytes)
-            yield here, mapped(tensor)[places[here] - low, columns], kind
-        low += lines
-
-
 def mapped(tensor: GgufTensor) -> Bytes:
     """The memory-mapped bytes of a tensor [rows, bytes]."""
     shape = math.prod(tensor.shape[:-1]), tensor.shape[-1] // tensor.type.block * tensor.type.size_bytes
@@ -71,10 +54,24 @@ class RowWeight(StoredWeight):
     def _read(self, region: Region, files: Reader) -> torch.Tensor:
         begin, end = region[-1]
         found = torch.empty(math.prod(stop - start for start, stop in region[:-1]), end - begin)
-        stored = self.stored_tensors if found.numel() else ()
-        for here, raw, kind in _read_rows(stored, self.index, region, self.shape):
-            found[torch.from_numpy(here)] = _columns(dequantised(raw, kind.number), region, kind.block)
+        for here, raw, kind in self._stored(region):
+            found[here] = _columns(dequantised(raw, kind.number), region, kind.block)
         return found.reshape([stop - start for start, stop in region])
+
+    def _stored(self, region: Region) -> Iterator[tuple[torch.Tensor, Bytes, BlockType]]:
+        """For each tensor with rows in `region`: a mask of these rows [R], the bytes of their blocks [rows, bytes],
+        which begin with the block of the region's first column, and the block type."""
+        rows = tuple(slice(start, stop) for start, stop in region[:-1])
+        places = self.index.reshape(self.shape[:-1])[rows].reshape(-1)
+        low = 0
+        for tensor in self.stored_tensors:
+            lines, kind = math.prod(tensor.shape[:-1]), tensor.type
+            here = (places >= low) & (places < low + lines)
+            first, last = region[-1][0] // kind.block, -(-region[-1][1] // kind.block)
+            if here.any() and first < last:
+                columns = slice(first * kind.size_bytes, last * kind.size_bytes)
+                yield torch.from_numpy(here), mapped(tensor)[places[here] - low, columns], kind
+            low += lines
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,10 +87,9 @@ class AffineRows(RowWeight, AffineWeight):
         """Integers, scales and the zero point in `region`."""
         values, affine = self.read(region, files), AFFINE[self.stored_tensors[0].type.name]
         scales = torch.empty(values.shape[:-1].numel(), values.shape[-1])
-        stored = self.stored_tensors if values.numel() else ()
-        for here, raw, kind in _read_rows(stored, self.index, region, self.shape):
+        for here, raw, kind in self._stored(region):
             wide = np.repeat(affine.scales(raw.reshape(-1, kind.size_bytes)), affine.group, axis=1)
-            scales[torch.from_numpy(here)] = _columns(wide.reshape(len(raw), -1), region, kind.block)
+            scales[here] = _columns(wide.reshape(len(raw), -1), region, kind.block)
         scales, zero = scales.reshape(values.shape), self.zero_points(files)
         integers = (values / scales).nan_to_num(0.0, 0.0, 0.0).round().add(zero)  # 0 / 0 is 0
         return Quantised(integers.to(torch.uint8), scales, zero)
