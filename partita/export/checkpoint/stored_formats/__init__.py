@@ -10,7 +10,6 @@ A format makes one `StoredWeight` from the tensors of a layer, under the name of
 from __future__ import annotations
 
 import importlib
-import math
 import re
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
@@ -299,20 +298,6 @@ class QuantisedTensors:
     weights: Mapping[str, StoredWeight]
     """Name -> quantised weight."""
     notes: tuple[str, ...] = ()
-
-    @property
-    def bits(self) -> int | None:
-        """The bits of the stored integers of most elements, 4 or 8; None where no weight has integers."""
-        counts = {4: 0, 8: 0}
-        for weight in self.weights.values():
-            if isinstance(weight, AffineWeight):
-                counts[container(weight)] += math.prod(weight.shape)
-        return None if not any(counts.values()) else max(counts, key=lambda bits: counts[bits])
-
-    @property
-    def all_affine(self) -> bool:
-        """Whether every quantised weight has integers with scales and integer zero points."""
-        return all(isinstance(weight, AffineWeight) for weight in self.weights.values())
 
 
 def container(weight: AffineWeight) -> int:
