@@ -126,8 +126,8 @@ def make_plan(
     standard = kernels.folds or (options.attention != AUTO and not lowering(options.attention).domains)
     candidates = _fitting(_candidates(standard, integers=integers), options, keep)
     first = candidates[0]
-    plan = Plan(bits, options.block_size, options.rounding, kernels, first, keep, options.activations or "fp32")
-    plan = replace(plan, stored=stored)
+    activations = options.activations or "fp32"
+    plan = Plan(bits, options.block_size, options.rounding, kernels, first, keep, activations, stored=stored)
     if target is None:
         return plan
     packings = () if stored is None else tuple(stored.packings())

@@ -173,7 +173,7 @@ class _Rewriter:
             packing = plan.packing(where, *(origin.shape[1] for origin in origins), use=use)
             found = None if packing is None else (packing, origins)
         return found and [
-            QuantisedSource.of(replace_fields(plain, origin=origin), found[0], layout, plan.rounded)
+            QuantisedSource.of(replace_fields(plain, origin=origin), found[0], layout, rounded=plan.rounded)
             for plain, origin in zip(weights, found[1], strict=True)
         ]
 

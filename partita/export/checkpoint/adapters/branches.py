@@ -108,7 +108,8 @@ def add_branches(
             continue
         modules = _modules(plain, adapters)
         if modules:
-            branch = _branch(node, plain, modules, adapters, apart, fixed=fixed)
+            rank = max(each.rank(modules) for each in adapters) if fixed else None
+            branch = _branch(node, plain, modules, rank, apart)
             made[branch.down.name] = branch
             _insert(model.graph, node, branch)
     placed = {module for branch in made.values() for module in branch.modules}
@@ -134,15 +135,9 @@ def _modules(plain: FloatSource, adapters: Sequence[SwitchableAdapter]) -> dict[
 
 
 def _branch(
-    node: ir.Node,
-    plain: FloatSource,
-    modules: Mapping[str, torch.Tensor],
-    adapters: Sequence[SwitchableAdapter],
-    apart: int | str | None,
-    *,
-    fixed: bool,
+    node: ir.Node, plain: FloatSource, modules: Mapping[str, torch.Tensor], fixed: int | None, apart: int | str | None
 ) -> Branch:
-    """Build the branch of a MatMul. `apart`: the batch axis, used where the hidden states have one."""
+    """Build the branch of a MatMul. `fixed`: its rank; `apart`: the batch axis, if the hidden states have one."""
     hidden = node.inputs[0]
     assert hidden is not None and hidden.dtype is not None
     dtype, (rows, width) = of_ir(hidden.dtype), plain.origin.shape
@@ -153,7 +148,7 @@ def _branch(
             option="with_adapters",
         )
     name = plain.name.removesuffix(".weight")
-    rank: int | str = max(each.rank(modules) for each in adapters) if fixed else f"{name}.lora_A_rank"
+    rank = fixed or f"{name}.lora_A_rank"
     batch = [apart] if apart is not None and hidden.shape is not None and len(hidden.shape) == 3 else []
 
     def port(end: str, *shape: int | str) -> AdapterInput:
