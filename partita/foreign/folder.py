@@ -301,21 +301,16 @@ def _files(of: dict[str, str]) -> tuple[tuple[str, Phase], ...]:
 
 def choose(folder: object, found: Sequence[Candidate], variant: str | None) -> Candidate:
     """The candidate `variant` names, else the plain or only one. Raises UsageError, PackageError for several."""
-
-    def names_of(file: str) -> tuple[str, str]:
-        return PurePosixPath(file).name, PurePosixPath(file).stem
-
     if variant is not None:
         named = (
             [each for each in found if any(variant == file for file, _ in each.files)]  # a whole path is unique
             or [each for each in found if variant in (each.name, each.variant)]
-            or [each for each in found if any(variant in names_of(file) for file, _ in each.files)]
+            or [each for each in found if any(variant in (Path(file).name, Path(file).stem) for file, _ in each.files)]
         )
         if not named:
             raise UsageError(f"`variant={variant}`: no such variant; {folder} has {listing(_names_with_files(found))}")
     else:
-        plain = [each for each in found if not each.variant]
-        named = plain or list(found)
+        named = [each for each in found if not each.variant] or list(found)
     if len(named) > 1:
         first = named[0].name if len({each.name for each in named}) > 1 else named[0].files[0][0]
         raise PackageError(

@@ -95,16 +95,13 @@ class AffineRows(RowWeight, AffineWeight):
         return Quantised(integers.to(torch.uint8), scales, zero)
 
 
-Process = Callable[[npt.NDArray[np.float32]], npt.NDArray[Any]]
-
-
 @dataclass(frozen=True, eq=False)
 class WholeWeight(StoredFloats):
     """A weight computed from a whole tensor, e.g. a norm stored with 1 added, or a transposed table."""
 
     stored_tensors: tuple[GgufTensor, ...]
     """Only one."""
-    process: Process
+    process: Callable[[npt.NDArray[np.float32]], npt.NDArray[Any]]
 
     def _read(self, region: Region, files: Reader) -> torch.Tensor:
         if self not in files.computed:
