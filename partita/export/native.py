@@ -12,7 +12,7 @@ from pathlib import Path
 from partita.errors import UnsupportedModelError, UsageError
 from partita.export.checkpoint.adapters import adapter_record, read_adapter
 from partita.export.checkpoint.adapters.branches import Adapters, SwitchableAdapter, match_switchable
-from partita.export.checkpoint.adapters.merge import merge_adapter
+from partita.export.checkpoint.adapters.merge import base_note, merge_adapter
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.naming import match_names, untie
 from partita.export.drafts import Draft, Exported, Graphs, quantise_again
@@ -81,7 +81,7 @@ def variants(checkpoint: Checkpoint, work: Work, target: Target | None) -> Varia
         merged=() if adapter is None else (adapter_record(adapter, adapter.folder.resolve().name, merged=True),),
         switched=tuple(match_switchable(checkpoint, fake.module, name, each) for name, each in switchable),
     )
-    work.notes += [note for each in adapters.switched for note in each.notes]
+    work.notes += [note for _, each in switchable for note in base_note(checkpoint, each, "added as a branch to")]
     plan = prompt_plan = None
     if options.computing.bits is not None:
         with stage(work.progress, "probe target", work.seconds, of=options.precision):

@@ -26,7 +26,7 @@ import torch
 from partita import dtypes
 from partita.errors import CheckpointError, UnsupportedModelError
 from partita.export.checkpoint.adapters import ALTERNATIVE, Adapter
-from partita.export.checkpoint.adapters.merge import Site, base_note, sites
+from partita.export.checkpoint.adapters.merge import Site, sites
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.weight_files import OpenFiles, few
 from partita.export.passes.base import take_names
@@ -52,8 +52,6 @@ class SwitchableAdapter:
     adapter: Adapter
     sites: Mapping[str, Site]
     """Module -> location of its weight."""
-    notes: tuple[str, ...] = ()
-    """Notes for the user."""
 
     def rank(self, modules: Iterable[str]) -> int:
         """The sum of the ranks of its matrices for `modules`."""
@@ -92,8 +90,7 @@ def match_switchable(checkpoint: Checkpoint, model: torch.nn.Module, name: str, 
             "merge it with `adapter`",
             option="with_adapters",
         )
-    notes = base_note(checkpoint, adapter, "added as a branch to")
-    return SwitchableAdapter(name, adapter, sites(checkpoint, model, adapter), tuple(notes))
+    return SwitchableAdapter(name, adapter, sites(checkpoint, model, adapter))
 
 
 def add_branches(
