@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache
 
 import torch
 
@@ -147,28 +147,23 @@ def _rows_of_blocks(origin: Origin, rows: Iterable[int], files: Reader) -> torch
     return torch.cat([origin.read(((row, row + 1), (0, width)), reader) for row in rows])
 
 
-def _part(
-    files: Reader, known: dict[tuple[str, Region], Quantised], name: str, info: TensorInfo, region: Region
-) -> torch.Tensor:
-    """The integer, scale or zero point of every value of a stored weight in `region`; `known`: a cache."""
-    weight = affine(info)
-    assert weight is not None
-    if (info.name, region) not in known:  # the other two parts are read next
-        known[info.name, region] = weight.parts(region, files)
-    part: torch.Tensor = getattr(known[info.name, region], name)
-    return part.expand([end - begin for begin, end in region])
-
-
 def rows(checkpoint: Checkpoint, origin: Origin, packing: Packing) -> Iterator[tuple[int, Quantised]]:
     """First row and rows of a weight [N, K] as stored, in order. Raises CheckpointError for mixed blocks."""
     size, grid, width = packing.block_size, packing.grid, origin.shape[1]
     with OpenFiles() as files:
+
+        @cache
+        def parts(info: TensorInfo, region: Region) -> Quantised:
+            weight, sizes = affine(info), [end - begin for begin, end in region]
+            assert weight is not None
+            return Quantised(*(part.expand(sizes) for part in weight.parts(region, files)))
+
+        readers = [LeafReader(lambda info, part, name=name: getattr(parts(info, part), name)) for name in Quantised._fields]
         for region in blocks(origin.shape, ROWS_ELEMENTS):
-            part = partial(_part, files, {})
             integers, scales, zeros = (
-                origin.read(region, LeafReader(partial(part, name))).reshape(-1, width // size, size)
-                for name in Quantised._fields
+                origin.read(region, reader).reshape(-1, width // size, size) for reader in readers
             )
+            parts.cache_clear()
             first, zero = scales[..., :1], zeros[..., :1]
             alike = bool((scales == first).all()) and bool((zeros == zero).all())
             finite = bool(torch.isfinite(scales).all())
