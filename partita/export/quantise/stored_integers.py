@@ -158,7 +158,9 @@ def rows(checkpoint: Checkpoint, origin: Origin, packing: Packing) -> Iterator[t
             assert weight is not None
             return Quantised(*(part.expand(sizes) for part in weight.parts(region, files)))
 
-        readers = [LeafReader(lambda info, part, name=name: getattr(parts(info, part), name)) for name in Quantised._fields]
+        readers = [
+            LeafReader(lambda info, part, name=name: getattr(parts(info, part), name)) for name in Quantised._fields
+        ]
         for region in blocks(origin.shape, ROWS_ELEMENTS):
             integers, scales, zeros = (
                 origin.read(region, reader).reshape(-1, width // size, size) for reader in readers
