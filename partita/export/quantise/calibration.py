@@ -72,12 +72,7 @@ def check_calibration_memory(placed: Iterable[PlacedWeight], parameters: int, hi
 
 
 def calibrate(
-    model: Any,
-    checkpoint: Checkpoint,
-    text: Text,
-    placed: Iterable[PlacedWeight],
-    sources: Sources,
-    stage: Stage,
+    model: Any, checkpoint: Checkpoint, text: Text, placed: Iterable[PlacedWeight], sources: Sources, stage: Stage
 ) -> list[str]:
     """Quantise the weights of `placed` in place. Returns the uncalibrated ones. Raises CheckpointError."""
     weights, others = _weights_to_quantise(model, placed, sources)
