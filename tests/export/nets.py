@@ -40,9 +40,7 @@ def run_passes(model: ir.Model, passes: Sequence[Pass], told: TracedGraph) -> di
     return manager.run(replace(told, model=model), passes)
 
 
-def weight_source(
-    checkpoint: Checkpoint, source: str | Origin, dtype: ir.DataType = ir.DataType.FLOAT
-) -> FloatSource:
+def float_source(checkpoint: Checkpoint, source: str | Origin, dtype: ir.DataType = ir.DataType.FLOAT) -> FloatSource:
     """A weight of a tensor or origin."""
     origin = checkpoint.tensors[source] if isinstance(source, str) else source
     name = min(info.name for info in origin.tensors())

@@ -17,11 +17,11 @@ from tests.export.nets import (
     LATEST,
     Net,
     context,
+    float_source,
     left_alone,
     operators,
     random,
     rewritten,
-    weight_source,
 )
 
 WIDTH = 64
@@ -38,7 +38,7 @@ def checkpoint(tiny_checkpoint: TinyCheckpoint) -> Checkpoint:
 
 
 def weight(net: Net, checkpoint: Checkpoint, name: str = SCALE, dtype: ir.DataType = ir.DataType.FLOAT) -> ir.Value:
-    return net.weight(StoredPart(weight_source(checkpoint, name, dtype)))
+    return net.weight(StoredPart(float_source(checkpoint, name, dtype)))
 
 
 def normal(net: Net, x: ir.Value, *, root: str = "Div", centred: bool = False) -> ir.Value:
@@ -134,7 +134,7 @@ def test_scale_of_another_shape_remains_mul(
     def make() -> Net:
         net = Net()
         x = net.input("x", [1, "s", *shape])
-        part = StoredPart(weight_source(checkpoint, SCALE)).reshaped(shape)
+        part = StoredPart(float_source(checkpoint, SCALE)).reshaped(shape)
         net.give(net.op("Mul", net.weight(part), normal(net, x, centred=centred)))
         return net
 

@@ -19,11 +19,11 @@ from tests.export.nets import (
     attention,
     attention_feed,
     context,
+    float_source,
     operators,
     random,
     run,
     run_passes,
-    weight_source,
 )
 
 HIDDEN, HEADS, KV_HEADS, WIDTH = 64, 4, 2, 16
@@ -55,11 +55,11 @@ def net(checkpoint: Checkpoint, *, bias: str = "qkv", two: bool = False, read: b
     y = made.input("y", [1, "s", HIDDEN]) if two else x
     three = []
     for name, size in SIZES.items():
-        part = StoredPart(weight_source(checkpoint, f"{LAYER}.{name}_proj.weight")).permuted((1, 0))
+        part = StoredPart(float_source(checkpoint, f"{LAYER}.{name}_proj.weight")).permuted((1, 0))
         assert part is not None
         value = made.op("MatMul", y if name == "v" else x, made.weight(part))
         if name in bias:
-            shift = StoredPart(weight_source(checkpoint, f"{LAYER}.{name}_proj.bias"))
+            shift = StoredPart(float_source(checkpoint, f"{LAYER}.{name}_proj.bias"))
             value.shape, value.type = ir.Shape([1, "s", size]), ir.TensorType(ir.DataType.FLOAT)
             value = made.op("Add", value, made.weight(shift))
         if read and name == "k":

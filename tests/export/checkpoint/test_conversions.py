@@ -28,7 +28,7 @@ from partita.export.weights.origins import ComputedOrigin, TensorInfo
 from partita.export.weights.sources import StoredPart
 from tests.checkpoints import edit_tensors
 from tests.conftest import TinyCheckpoint
-from tests.export.nets import weight_source
+from tests.export.nets import float_source
 
 Copy = Callable[[Path], Path]
 SMALL: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 24}
@@ -75,7 +75,7 @@ def stack_of(folder: Path) -> Any:
     checkpoint, sources = matched(folder)
     origin = sources.of(STACK)
     assert origin is not None
-    return StoredPart(weight_source(checkpoint, origin))
+    return StoredPart(float_source(checkpoint, origin))
 
 
 @pytest.mark.parametrize("stacked", [False, True], ids=["as_saved", "as_in_the_model"])

@@ -24,7 +24,7 @@ from partita.export.verify.texts import Text
 from partita.package.folder import read_manifest
 from tests.checkpoints import edit_tensors
 from tests.conftest import Exported, TinyCheckpoint
-from tests.export.nets import weight_source
+from tests.export.nets import float_source
 from tests.export.quantise.test_precision import checked, export_to
 
 GATE, DOWN = "model.layers.1.mlp.gate_proj", "model.layers.1.mlp.down_proj"
@@ -40,7 +40,7 @@ def placed(folder: Path, names: tuple[str, ...], rounded: CalibratedWeights) -> 
     """Modules whose weights are to be packed."""
     found, packing = [], Packing(Grid(4, symmetric=False), 32, "gptq")
     for name in names:
-        source = weight_source(open_checkpoint(str(folder)), f"{name}.weight")
+        source = float_source(open_checkpoint(str(folder)), f"{name}.weight")
         found.append(PlacedWeight(QuantisedSource.of(source, packing, rounded=rounded), (name,), ()))
     return found
 

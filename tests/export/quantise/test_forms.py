@@ -27,7 +27,7 @@ from partita.export.weights.sources import FloatSource, StoredPart
 from partita.runtime.chain.cpu_settings import EXACT, supports_exact
 from partita.runtime.place.tensor_types import tensor_types
 from tests.conftest import TinyCheckpoint
-from tests.export.nets import weight_source
+from tests.export.nets import float_source
 
 WIDTH = 96
 NAME = "model.layers.0.mlp.down_proj.weight"  # [64, 96]
@@ -48,7 +48,7 @@ def wide_integers(path: Path) -> dict[str, str]:
 
 def plain(folder: Path, name: str = NAME) -> FloatSource:
     """A weight of a checkpoint, as it would be in fp32."""
-    return weight_source(open_checkpoint(str(folder)), name)
+    return float_source(open_checkpoint(str(folder)), name)
 
 
 def found_by_quantiser(weight: QuantisedSource) -> np.ndarray:

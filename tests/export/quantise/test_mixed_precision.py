@@ -29,7 +29,7 @@ from partita.package.folder import QUALITY, WEIGHTS, read_manifest
 from partita.package.records import PackedWeights, Quality
 from tests.conftest import Exported, TinyCheckpoint
 from tests.export.breadth import recipes
-from tests.export.nets import weight_source
+from tests.export.nets import float_source
 from tests.export.quantise.test_precision import attributes, checked, export_to, nodes
 
 ROOM = 20_000
@@ -42,7 +42,7 @@ def placed(folder: Path, names: tuple[str, ...] = NAMES, plan: Plan = PLAN) -> l
     """Modules whose weights are packed."""
     found = []
     for name in names:
-        source = weight_source(open_checkpoint(str(folder)), f"{name}.weight")
+        source = float_source(open_checkpoint(str(folder)), f"{name}.weight")
         packing = plan.packing([name], source.origin.shape[1])
         assert packing is not None
         found.append(PlacedWeight(QuantisedSource.of(source, packing), (name,), ()))
@@ -91,7 +91,7 @@ def test_modules_in_keep_are_excluded_from_the_search(tiny_checkpoint: TinyCheck
 def test_tied_float_embedding_is_unchanged_if_head_is_quantised(tiny_checkpoint: TinyCheckpoint) -> None:
     checkpoint = open_checkpoint(str(tiny_checkpoint("llama", tied=True)))
     model = load(checkpoint)
-    source = weight_source(checkpoint, "model.embed_tokens.weight")
+    source = float_source(checkpoint, "model.embed_tokens.weight")
     packing = PLAN.packing(["lm_head"], 64)
     assert packing is not None
     before = model.get_input_embeddings().weight.detach().clone()

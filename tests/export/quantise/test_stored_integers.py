@@ -28,7 +28,7 @@ from partita.package.folder import read_manifest
 from tests import quantised_checkpoints as formats
 from tests.checkpoints import edit_config, edit_tensors
 from tests.conftest import Exported, TinyCheckpoint
-from tests.export.nets import weight_source
+from tests.export.nets import float_source
 
 GPTQ: dict[str, Any] = {"quant_method": "gptq", "bits": 4, "group_size": 32}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"}
@@ -102,7 +102,7 @@ def test_exported_integers_reproduce_stored_values(quantised: Quantised, name: s
     origins: list[Origin] = [down, JoinedOrigin.of((gate, up), 0)]
     for origin in origins:
         packing, (taken,) = AsStored(checkpoint).take([origin])
-        packed = QuantisedSource.of(weight_source(checkpoint, taken), packing, layout)
+        packed = QuantisedSource.of(float_source(checkpoint, taken), packing, layout)
         with OpenFiles() as files:
             expected = taken.read_all(files)
             plain = origin.read_all(files)
