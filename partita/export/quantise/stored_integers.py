@@ -158,12 +158,12 @@ def rows(checkpoint: Checkpoint, origin: Origin, packing: Packing) -> Iterator[t
             assert weight is not None
             return Quantised(*(part.expand(sizes) for part in weight.parts(region, files)))
 
-        readers = [
-            LeafReader(lambda info, part, name=name: getattr(parts(info, part), name)) for name in Quantised._fields
-        ]
+        def reader(name: str) -> LeafReader:
+            return LeafReader(lambda info, region: getattr(parts(info, region), name))
+
         for region in blocks(origin.shape, ROWS_ELEMENTS):
             integers, scales, zeros = (
-                origin.read(region, reader).reshape(-1, width // size, size) for reader in readers
+                origin.read(region, reader(name)).reshape(-1, width // size, size) for name in Quantised._fields
             )
             parts.cache_clear()
             first, zero = scales[..., :1], zeros[..., :1]

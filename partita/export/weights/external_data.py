@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import onnx_ir as ir
@@ -196,7 +197,7 @@ class _FileLayout:
         with workers(), ThreadPoolExecutor(AHEAD) as threads:
             for last, (content, offsets) in enumerate(self.contents, 1):
                 small = isinstance(content, WeightSource) and _is_small(content)
-                found = threads.submit(copy_context().run, list, _pieces(content)) if small else None
+                found = threads.submit(copy_context().run, partial(list[_Piece], _pieces(content))) if small else None
                 waiting.append((content, offsets, found))
                 while len(waiting) > (AHEAD if last < len(self.contents) else 0):
                     content, offsets, found = waiting.popleft()
