@@ -170,7 +170,7 @@ def main() -> None:
     """Entry point: run a verb; every error is one line on stderr and an exit code."""
     # Released builds of ONNX Runtime send usage data unless this is set (docs/Privacy.md); users opt in with 0.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
-    gc.set_threshold(200_000)  # at the default, collections are a fifth of the time that importing torch takes
+    gc.set_threshold(1_000_000)  # at the default, collections are a fifth of the time that importing torch takes
     process.open_null_device()
     process.own_process = True
     for stream in (sys.stdout, sys.stderr):

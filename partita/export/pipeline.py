@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -49,7 +50,7 @@ from partita.export.weights.external_data import translate_space
 from partita.export.weights.origins import TensorInfo
 from partita.export.work import Replay, Work, add_note, notes, resolve, with_activations
 from partita.export.writing import write
-from partita.package.folder import Manifest, write_manifest
+from partita.package.folder import Manifest, record_file, write_manifest
 from partita.package.records import TargetRecord
 
 Offer = Callable[[optimum.Refusal, Checkpoint, ExportOptions], optimum.Refusal]
@@ -114,6 +115,9 @@ def _run(work: Work, target: Target | None, quality_text: Path | None, offer: Of
         checkpoint = open_checkpoint(str(work.options.checkpoint), work.progress)
         max_length(work.options, checkpoint)
         stop_tokens(work.reader, checkpoint.folder)  # raises for a damaged file
+    hashing = ThreadPoolExecutor(1)
+    work.cleanup.callback(hashing.shutdown, cancel_futures=True)
+    work.source_files = [hashing.submit(record_file, checkpoint.folder, name) for name in checkpoint.files]
     _resolve_options(work, checkpoint, target, quality_text)
     options = work.options
     try:

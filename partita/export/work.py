@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import platform
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,6 +27,8 @@ from partita.options.groups import PrecisionName
 from partita.package.folder import QuantisedSource
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     import numpy.typing as npt
 
     from partita.export.checkpoint.companions import Reader
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
     from partita.export.progress import Progress
     from partita.export.target import NodeSupport, Smoke
     from partita.export.verify.quality import OpenScorer, SourceLogits
-    from partita.package.folder import Graph, Manifest
+    from partita.package.folder import FileRecord, Graph, Manifest
     from partita.package.known_answer import KnownAnswer
     from partita.package.records import Verification
 
@@ -61,6 +63,8 @@ class Work:
     """The folder in which the package is made."""
     recorded_options: Asked = field(default_factory=dict)
     """The options to record in the manifest."""
+    source_files: Sequence[Future[FileRecord]] = ()
+    """Of the checkpoint, hashed meanwhile."""
     seconds: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     supports: NodeSupport | None = None

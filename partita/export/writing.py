@@ -8,7 +8,8 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -46,9 +47,7 @@ from partita.package.folder import (
     Manifest,
     Source,
     answer_file,
-    linked_sha256,
     record_file,
-    sha256_of,
 )
 from partita.package.known_answer import KnownAnswer
 from partita.package.known_answer import save as save_answer
@@ -98,7 +97,7 @@ def write(exported: Exported, target: Target | None) -> tuple[Manifest, Verifica
     measured = text is not None
     _check_space(exported, text)
     with ExitStack() as stack:
-        opened = _Opened(work, stack) if measured and computes_in_half_precision(work.options.computing) else None
+        opened = _Opened(work, stack) if measured and work.options.computing.cpu_dtype is None else None
         manifest = _verify(exported, _write_files(exported), opened)
         if work.options.cache_precision is not None and work.scorer is not None:
             with stage(work.progress, "round cache", work.seconds) as current:
@@ -107,28 +106,46 @@ def write(exported: Exported, target: Target | None) -> tuple[Manifest, Verifica
                 stack.close()
                 manifest, opened = cache_rounding.apply(work.folder, manifest, words, work.scorer, current), None
         manifest = _with_quality(exported, manifest, text, opened)
-    manifest, (result, smoke) = _run(work, manifest, lambda m: run_all(work, m, target, measured=measured))
+        if opened is not None and target is not None and target.provider == CPU and not work.options.target_options:
+            target = opened.shared_with(target, manifest)
+        manifest, (result, smoke) = _run(work, manifest, lambda m: run_all(work, m, target, measured=measured))
     _refuse_ratio(work, manifest)
     return manifest.model_copy(update={"smoke": smoke}), result
 
 
 class _Opened:
-    """The package open on the CPU provider: replayed, and then measured without opening it again."""
+    """The package open on the CPU provider, for its replays and its quality."""
 
     def __init__(self, work: Work, stack: ExitStack) -> None:
         self._work, self._stack = work, stack
-        self.package: Scorer | None = None
+        self._package: Scorer | None = None
+        self._graph: Graph | None = None
+
+    def scorer(self, folder: Path, manifest: Manifest) -> AbstractContextManager[Scorer]:
+        """The package; opened where it is not open with the same graph record."""
+        assert self._work.scorer is not None
+        if self._package is None or self._graph is not manifest.graph:
+            self.close()
+            self._package = self._stack.enter_context(self._work.scorer(folder, manifest))
+            self._graph = manifest.graph
+        return nullcontext(self._package)
 
     def replay(self, folder: Path, manifest: Manifest) -> Verification:
-        """Open the package and replay its known answer; see `Work.replay`."""
-        assert self._work.scorer is not None
-        package = self._stack.enter_context(self._work.scorer(folder, manifest))
-        result = package.replay(manifest)
-        if result.status == "verified":
-            self.package = package
-        else:
-            self._stack.close()  # the source model, or a copy, is loaded next
+        """Replay the known answer of the package; see `Work.replay`."""
+        with self.scorer(folder, manifest) as package:
+            result = package.replay(manifest)
+        if result.status != "verified":
+            self.close()  # the source model, or a copy, is loaded next
         return result
+
+    def shared_with(self, target: Target, manifest: Manifest) -> Target:
+        """The target with replays on the open package, where a copy of it was verified before."""
+        return target if manifest.verification.converted_copy is None else replace(target, replay=self.replay)
+
+    def close(self) -> None:
+        """Close the package, if it is open."""
+        self._package = None
+        self._stack.close()
 
 
 def _check_space(exported: Exported, text: Text | None) -> None:
@@ -172,10 +189,7 @@ def _write_files(exported: Exported) -> Manifest:
         if GENERATION not in checkpoint.companions():
             write_generation(checkpoint.config, folder)
         work.notes += stop_notes(work.reader, folder, graph.vocab_size)
-        sources = tuple(
-            FileRecord(name=path.name, size_bytes=path.stat().st_size, sha256=linked_sha256(path) or sha256_of(path))
-            for path in (checkpoint.folder / name for name in checkpoint.files)
-        )
+        sources = tuple(each.result() for each in work.source_files)
         for each, record in zip(exported.switched, manifest.switchable, strict=True):
             assert work.write_adapter is not None and exported.graphs is not None and record.file is not None
             work.write_adapter(folder / record.file, parameters(each, exported.graphs.branches.values()))
@@ -239,8 +253,8 @@ def _with_quality(exported: Exported, manifest: Manifest, text: Text | None, ope
         return manifest
     if work.options.computing.cpu_dtype is not None:
         scorer, variant = package_runs.scoring(scorer), package_runs.WIDE_DETAIL
-    elif opened is not None and (package := opened.package) is not None:
-        scorer = lambda *_: nullcontext(package)  # noqa: E731
+    elif opened is not None:
+        scorer = opened.scorer
     tokens = source.tokens * (1 if source.is_complete else 2)
     with stage(work.progress, "quality", work.seconds, tokens, "tokens") as current:
         try:

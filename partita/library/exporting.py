@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -52,7 +53,10 @@ def run_export(given: Options, progress: Progress | None = None, audience: Audie
     shown = progress or Silent()
     if given.format == "ort-package":
         return _export_variants(given, shown, audience)
-    with stage(shown, "load libraries", {}):  # torch and transformers take seconds
+    options = group(given, ExportOptions)
+    # torch and transformers take seconds, in which a process checks the provider
+    choosing = ThreadPoolExecutor(1).submit(_choose_target, options, audience)
+    with stage(shown, "load libraries", {}):
         from partita.export.optimum import with_optimum_remedy
         from partita.export.options import asked_options
         from partita.export.pipeline import export as write
@@ -61,9 +65,8 @@ def run_export(given: Options, progress: Progress | None = None, audience: Audie
         from partita.runtime.generate.text.tokens import stop_token_ids
         from partita.runtime.ort.buffers import write_adapter
 
-    options = group(given, ExportOptions)
     with stage(shown, "find target", {}):
-        target = _choose_target(options, audience)
+        target = choosing.result()
     with checked_versions():
         return write(
             options,

@@ -257,7 +257,7 @@ def linked_sha256(path: Path) -> str | None:
 def record_file(folder: Path, name: str) -> FileRecord:
     """The record of `folder/name`."""
     path = folder / name
-    return FileRecord(name=name, size_bytes=path.stat().st_size, sha256=sha256_of(path))
+    return FileRecord(name=name, size_bytes=path.stat().st_size, sha256=linked_sha256(path) or sha256_of(path))
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:

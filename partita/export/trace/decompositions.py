@@ -3,7 +3,8 @@
 - Decomposition traces the program a second time, to replace operators without an ONNX translation. It takes half of the
 tracing time, and most decoders do not need it.
 - Type promotion runs every operator again on fake tensors, for results that the program has recorded.
-- The table of ONNX functions is parsed from source code for every graph: 0.85 s.
+- Graph modules compile Python code for every change of their graph, and only the graph is used.
+- The table of ONNX functions is made for every graph, from their source code: 0.85 s.
 
 ONNX translations of torch operators that its exporter lacks, or writes with operators that providers lack.
 """
@@ -12,13 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import Any
 
 import onnx_ir as ir
 import torch
+from onnxscript import TracedOnnxFunction
 from onnxscript import opset18 as op
 from onnxscript.function_libs.torch_lib.ops.core import aten_index
 from torch._ops import HigherOrderOperator
+from torch.fx import GraphModule
+from torch.fx.graph import _PyTreeCodeGen
 
 ALIASES = frozenset({"aten::to", "aten::detach", "aten::detach_", "aten::alias"})
 """Operators that return their input, converted where a dtype is given."""
@@ -47,11 +52,12 @@ def skip_decompositions(program: Any) -> None:
 
 @contextmanager
 def quick_export() -> Iterator[None]:
-    """Have `torch.onnx.export` cache its table of functions, and use the operator results of the traced program."""
+    """Have torch cache its table of ONNX functions, use the traced results of operators, and compile no graph."""
     from torch.onnx._internal.exporter import _registration
     from torch.onnx._internal.fx.passes import type_promotion
 
     registry: Any = _registration.ONNXRegistry
+    function: Any = TracedOnnxFunction
     interpreter: Any = type_promotion._TypePromotionInterpreter
     read_table, run_node = vars(registry)["from_torchlib"], interpreter.run_node
 
@@ -65,17 +71,29 @@ def quick_export() -> Iterator[None]:
 
     def kept_table(opset_version: int) -> Any:
         if opset_version not in _FUNCTIONS:
-            _FUNCTIONS[opset_version] = read_table.__get__(None, registry)(opset_version).functions
+            parsed = function.function_ir
+            function.function_ir = property(attrgetter("opset"))  # only its domain is read
+            try:
+                _FUNCTIONS[opset_version] = read_table.__get__(None, registry)(opset_version).functions
+            finally:
+                function.function_ir = parsed
         table = registry()
         table._opset_version = opset_version
         table.functions = {each: list(found) for each, found in _FUNCTIONS[opset_version].items()}
         return table
 
+    def without_code(self: Any) -> None:
+        if isinstance(codegen := self._graph._codegen, _PyTreeCodeGen):
+            self._in_spec, self._out_spec = codegen.pytree_info.in_spec, codegen.pytree_info.out_spec
+
     registry.from_torchlib, interpreter.run_node = staticmethod(kept_table), recorded
+    recompile = GraphModule.recompile
+    GraphModule.recompile = without_code  # type: ignore[assignment,method-assign]
     try:
         yield
     finally:
         registry.from_torchlib, interpreter.run_node = read_table, run_node
+        GraphModule.recompile = recompile  # type: ignore[method-assign]
 
 
 def _has_forms(program: Any, table: Mapping[Any, Any]) -> bool:

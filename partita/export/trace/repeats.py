@@ -6,15 +6,17 @@ row, each with its own inputs, parameters and states. The nodes of the next such
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
+from torch._C import DisableTorchFunction
 from torch._ops import HigherOrderOperator
-from torch.fx import Graph, Node, Proxy
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.fx import Node, Proxy
 from torch.fx.experimental.proxy_tensor import (
     disable_proxy_modes_tracing,
     get_proxy_mode,
@@ -22,10 +24,12 @@ from torch.fx.experimental.proxy_tensor import (
     track_tensor_tree,
 )
 from torch.fx.node import map_arg
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from transformers.cache_utils import Cache
 
 from partita.export.progress import Stage
-from partita.export.trace.emitter import Emitter, Written
+from partita.export.trace.emitter import Emitter, Key, Written
 from partita.export.trace.hooks import active_plug
 from partita.export.trace.replacements import replace_forward
 
@@ -55,6 +59,10 @@ def copied_repeats(model: torch.nn.Module, progress: Stage) -> Iterator[None]:
         yield
 
 
+_Traced = tuple[Any, Node | None]
+"""A value, and its node at a time: where an operation returns its input, that gets another node."""
+
+
 @dataclass(slots=True)
 class _Call:
     """One call of a layer, and what it recorded."""
@@ -64,15 +72,15 @@ class _Call:
     form: object
     """Of the arguments: equal for layers that may repeat."""
     facts: dict[tuple[str, str], object]
-    arguments: list[Any]
-    """Of `forward`, flat."""
-    own: list[torch.Tensor]
-    """Parameters and buffers."""
+    inputs: list[_Traced]
+    """Arguments, parameters and buffers, before the call."""
     nodes: list[Node] = field(default_factory=list)
     written: dict[Any, Any] = field(default_factory=dict)
     """Changed entries of the plug: `Written` by layer of the cache, other states by key."""
     last_state: torch.Tensor | None = None
     output: Any = None
+    made: dict[int, Node | None] = field(default_factory=dict)
+    """Identity of a tensor in these three -> its node after the call."""
     can_repeat: bool = False
     """Nothing else was changed, and every node can be copied."""
     repeats: bool = False
@@ -90,33 +98,44 @@ class _Repeats:
     def __init__(self, progress: Stage) -> None:
         self.progress = progress
         self.calls: list[_Call] = []
+        self.past: dict[Key, _Traced] = {}
+        """The states before the step."""
 
     def call(self, layer: torch.nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The output of `layer`, whose nodes are traced or copied."""
         self.progress.advance(1)
         mode, plug = get_proxy_mode(), active_plug()
-        if mode is None or not isinstance(plug, Emitter):
-            return forward(*args, **kwargs)
         arguments, tree = tree_flatten((args, kwargs))
-        own = [*layer.parameters(), *layer.buffers()]
+        if mode is None or not isinstance(plug, Emitter) or not _can_match(arguments, (*args, *kwargs.values())):
+            return forward(*args, **kwargs)
+        trace = partial(_traced, mode.tracer)
+        self.past = self.past or {key: trace(each) for key, each in plug.past.items()}
+        inputs = [trace(each) for each in (*arguments, *layer.parameters(), *layer.buffers())]
         path = next(reversed(mode.tracer.module_stack.values()))[0]
-        now = _Call(path, (tree, [_form(each) for each in arguments]), _facts(layer), arguments, own)
+        now = _Call(path, (tree, [_form(each) for each in arguments]), _facts(layer), inputs)
         before = next((each for each in self.calls if each.form == now.form and _indices(each, now) is not None), None)
         pair = None if before is None else _Pair(mode.tracer, plug, before, now)
-        if pair is not None and pair.before.repeats and pair.match():
+        if pair is not None and pair.before.repeats and pair.match(self.past):
             return pair.copy()
-        _record(now, partial(forward, *args, **kwargs), mode.tracer.graph, plug)
+        _record(now, partial(forward, *args, **kwargs), mode.tracer, plug)
         unchanged = [id(each) for each in tree_flatten((args, kwargs))[0]] == [id(each) for each in arguments]
         if now.can_repeat and unchanged and _differences(now.facts, _facts(layer)) == set():
-            now.repeats = pair is not None and pair.match() and pair.is_same()
+            now.repeats = pair is not None and pair.match(self.past) and pair.is_same()
             self.calls = [each for each in self.calls if each is not before] + [now]
         return now.output
 
 
+def _can_match(flat: list[Any], arguments: Iterable[Any]) -> bool:
+    """Whether arguments contain nothing in which a layer may look for its own index, but the cache."""
+    indexed = any(isinstance(each, dict) and not all(isinstance(key, str) for key in each) for each in arguments)
+    return not indexed and all(isinstance(each, (torch.Tensor, Cache, *PLAIN)) for each in flat)
+
+
 def _form(argument: Any) -> object:
-    """What the arguments of two calls have in common where the second may repeat the first."""
+    """What the arguments of two calls share where the second may repeat the first."""
     if isinstance(argument, torch.Tensor):
-        return argument.dtype, str(argument.shape), str(argument.stride())
+        with DisableTorchFunction():  # the trace records reads of a size
+            return argument.dtype, str(argument.shape), str(argument.stride())
     return (type(argument), argument) if isinstance(argument, PLAIN) else id(argument)
 
 
@@ -137,6 +156,8 @@ def _differences(old: Mapping[Any, object], new: Mapping[Any, object]) -> set[tu
     pairs = set()
     for a, b in ((old[key], new[key]) for key in old):
         try:
+            if isinstance(a, partial) and isinstance(b, partial):
+                a, b = (a.func, a.args, a.keywords), (b.func, b.args, b.keywords)
             if a is b or (type(a) is type(b) and not isinstance(a, torch.Tensor) and a == b):
                 continue
         except Exception:  # noqa: BLE001 - a class of the model may compare in any way
@@ -155,26 +176,35 @@ def _indices(before: _Call, now: _Call) -> tuple[int, int] | None:
     return next(iter(pairs))
 
 
-def _record(now: _Call, forward: Callable[[], Any], graph: Graph, plug: Emitter) -> None:
+def _traced(tracer: Any, value: Any) -> _Traced:
+    """A value and its node; None for a constant."""
+    found = get_proxy_slot(value, tracer, None) if isinstance(value, torch.Tensor) else None
+    return value, None if found is None else found.proxy.node
+
+
+def _record(now: _Call, forward: Callable[[], Any], tracer: Any, plug: Emitter) -> None:
     """Trace a layer."""
-    last, versions, masks = next(reversed(graph.nodes)), _versions(now.arguments), plug.mask_count
+    last, versions, masks = next(reversed(tracer.graph.nodes)), _versions(now.inputs), plug.mask_count
     states: dict[Any, Any] = {**plug.written, **plug.states}
     now.output = forward()
     while (last := last.next).op != "root":
         now.nodes.append(last)
     now.written = {k: each for k, each in (*plug.written.items(), *plug.states.items()) if states.get(k) is not each}
     now.last_state = plug.last_state
-    given, made = {id(each) for each in now.arguments}, set(now.nodes)
+    results = tree_leaves(now.output)
+    cached = [one for each in now.written.values() for one in (each.present if isinstance(each, Written) else (each,))]
+    now.made = {id(each): _traced(tracer, each)[1] for each in (*results, *cached, now.last_state)}
+    given, nodes = {id(each) for each, _ in now.inputs}, set(now.nodes)
     now.can_repeat = (
-        (versions, masks, 1) == (_versions(now.arguments), plug.mask_count, len(now.cached))
-        and all(isinstance(each, (torch.Tensor, *PLAIN)) or id(each) in given for each in tree_leaves(now.output))
-        and all(_can_copy(node, made) for node in now.nodes)
+        (versions, masks, 1) == (_versions(now.inputs), plug.mask_count, len(now.cached))
+        and all(isinstance(each, (torch.Tensor, *PLAIN)) or id(each) in given for each in results)
+        and all(_can_copy(node, nodes) for node in now.nodes)
     )
 
 
-def _versions(arguments: list[Any]) -> list[int]:
+def _versions(inputs: list[_Traced]) -> list[int]:
     """Versions of tensors, which count writes."""
-    return [each._version for each in arguments if isinstance(each, torch.Tensor)]
+    return [each._version for each, _ in inputs if isinstance(each, torch.Tensor)]
 
 
 def _can_copy(node: Node, made: set[Node]) -> bool:
@@ -182,6 +212,12 @@ def _can_copy(node: Node, made: set[Node]) -> bool:
     schema = getattr(node.target, "_schema", None)
     writes_outside = schema is not None and schema.is_mutable and node.args[0] not in made
     return not (writes_outside or isinstance(node.target, HigherOrderOperator) or "unbacked_bindings" in node.meta)
+
+
+def _size(node: Node) -> Any:
+    """A size as text: torch reads one of equal value from any tensor."""
+    value = node.meta.get("val")
+    return str(value) if isinstance(value, torch.SymInt) else node
 
 
 @dataclass(slots=True)
@@ -197,16 +233,12 @@ class _Pair:
     nodes: dict[Node, Node] = field(default_factory=dict)
     """Likewise for nodes."""
 
-    def match(self) -> bool:
-        """Match the arguments, parameters and past states of both layers; whether each has one counterpart."""
+    def match(self, past: Mapping[Key, _Traced]) -> bool:
+        """Match the inputs and past states of both layers; whether each has one counterpart."""
         old, new = _indices(self.before, self.now) or (0, 0)
-        past = self.plug.past
-        pairs = [(past[key], past.get((key[0], new, key[2]))) for key in past if key[1] == old]
-        for names in ("arguments", "own"):
-            pairs += zip(getattr(self.before, names), getattr(self.now, names), strict=True)
-        for a, b in pairs:
+        states = [(past[key], past.get((key[0], new, key[2]), (None, None))) for key in past if key[1] == old]
+        for (a, first), (b, second) in (*zip(self.before.inputs, self.now.inputs, strict=True), *states):
             if isinstance(a, torch.Tensor):
-                first, second = self._node(a), self._node(b)
                 if _form(a) != _form(b) or (None in (first, second) and a is not b):
                     return False
                 if first is not None and second is not None and self.nodes.setdefault(first, second) is not second:
@@ -214,20 +246,23 @@ class _Pair:
                 self.tensors[id(a)] = b
         return True
 
-    def _node(self, tensor: Any) -> Node | None:
-        """The node of a tensor in the trace; None for a constant."""
-        found = get_proxy_slot(tensor, self.tracer, None) if isinstance(tensor, torch.Tensor) else None
-        return None if found is None else found.proxy.node
-
     def is_same(self) -> bool:
         """Whether both recorded the same nodes."""
         if len(self.before.nodes) != len(self.now.nodes):
             return False
         for old, new in zip(self.before.nodes, self.now.nodes, strict=True):
-            if (old.op, old.target, *self._moved_inputs(old)) != (new.op, new.target, new.args, new.kwargs):
+            is_same = old.target == new.target or (old.op == "get_attr" and self._is_constant(old, new))
+            moved, own = (map_arg(each, _size) for each in (self._moved_inputs(old), (new.args, new.kwargs)))
+            if old.op != new.op or not is_same or moved != own:
                 return False
             self.nodes[old] = new
         return True
+
+    def _is_constant(self, old: Node, new: Node) -> bool:
+        """Whether both are constants of the code, of equal value."""
+        a, b = (getattr(self.tracer.root, str(node.target)) for node in (old, new))
+        with unset_fake_temporarily(), _disable_current_modes():
+            return all(type(each) is torch.Tensor for each in (a, b)) and torch.equal(a, b)
 
     def _moved_inputs(self, node: Node) -> Any:
         """Arguments of a node of the first layer, for the second."""
@@ -260,9 +295,9 @@ class _Pair:
 
     def _moved(self, value: Any) -> Any:
         """The counterpart of a tensor of the first layer; other values are those of both."""
-        node = self._node(value)
+        node = self.before.made.get(id(value))
         if id(value) not in self.tensors and node in self.nodes:
-            with disable_proxy_modes_tracing():
+            with disable_proxy_modes_tracing(), DisableTorchFunction():
                 made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
             track_tensor_tree(made, Proxy(self.nodes[node], self.tracer), constant=None, tracer=self.tracer)
             self.tensors[id(value)] = made

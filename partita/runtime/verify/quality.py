@@ -79,6 +79,7 @@ class Scorer:
 
     def replay(self, manifest: Manifest) -> Verification:
         """Replay the known answer of the package; see `replay`."""
+        self.runner.cache.clear()
         return replay_opened(manifest, self.runner, read_known_answer(self.runner.folder))
 
     def score(self, windows: Sequence[Sequence[int]], on_logits: OnLogits) -> None:
