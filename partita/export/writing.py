@@ -42,7 +42,6 @@ from partita.package.folder import (
     KNOWN_ANSWER,
     QUALITY,
     WEIGHTS,
-    FileRecord,
     Graph,
     Manifest,
     Source,
