@@ -26,9 +26,10 @@ from partita.export.checkpoint.adapters.branches import (
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.naming import Sources
 from partita.export.options import DEFAULT_PREFILL_CHUNK, RECURRENT_PREFILL_CHUNK, WINDOW
-from partita.export.passes import ORDER, run_all
+from partita.export.passes import ORDER
 from partita.export.passes.base import TracedGraph
 from partita.export.passes.cleaning import name_nodes
+from partita.export.passes.manager import run_on_copy
 from partita.export.passes.narrow_weights import WIDE, Narrow, keep_narrow, rounded_weights, store_narrow
 from partita.export.progress import Stage, stage
 from partita.export.quantise import Keep, calibration
@@ -349,7 +350,8 @@ def _rewrite(graphs: Graphs) -> None:
     sources = draft.sources
     for index, item in enumerate(graphs.traced_graphs):
         weights.attach(item.model, checkpoint, sources, fake.stored_buffers())
-        rewritten, counts = run_all(item, draft.supports, work.options.without_pass)
+        passes = [each for each in ORDER if each.name not in work.options.without_pass]
+        rewritten, counts = run_on_copy(item, passes, draft.supports)
         graphs.passes.update(counts)
         graphs.traced_graphs[index] = traced = without_unread(rewritten)
         if draft.adapters.switched:

@@ -12,13 +12,13 @@ from pathlib import Path
 from partita.errors import UnsupportedModelError, UsageError
 from partita.export.checkpoint.adapters import adapter_record, read_adapter
 from partita.export.checkpoint.adapters.branches import Adapters, SwitchableAdapter, match_switchable
-from partita.export.checkpoint.adapters.merge import merge_adapter
+from partita.export.checkpoint.adapters.merge import base_note, merge_adapter
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.naming import match_names, untie
 from partita.export.drafts import Draft, Exported, Graphs, quantise_again
 from partita.export.options import AUTO, max_length, most_positions
 from partita.export.passes.base import TracedGraph
-from partita.export.passes.fewer_rows import BATCH, freeing
+from partita.export.passes.fewer_rows import free_batch
 from partita.export.passes.narrow_weights import half_precision_record, narrow, narrow_floats
 from partita.export.progress import stage
 from partita.export.quantise import Keep, calibration, paths
@@ -46,7 +46,7 @@ from partita.export.verify.package_runs import CPU
 from partita.export.weights import external_data as weights
 from partita.export.work import Work, check_merged, takes_stored
 from partita.export.writing import unfinished_manifest
-from partita.package.contract import GraphFile, Port, state_bytes
+from partita.package.contract import GraphFile, state_bytes
 from partita.package.folder import AdapterRecord, Graph, adapter_file
 from partita.package.records import Mix, PrefillChoice, ProbedLowering, TargetRecord, Verification
 
@@ -81,7 +81,7 @@ def variants(checkpoint: Checkpoint, work: Work, target: Target | None) -> Varia
         merged=() if adapter is None else (adapter_record(adapter, adapter.folder.resolve().name, merged=True),),
         switched=tuple(match_switchable(checkpoint, fake.module, name, each) for name, each in switchable),
     )
-    work.notes += [note for each in adapters.switched for note in each.notes]
+    work.notes += [note for _, each in switchable for note in base_note(checkpoint, each, "added as a branch to")]
     plan = prompt_plan = None
     if options.computing.bits is not None:
         with stage(work.progress, "probe target", work.seconds, of=options.precision):
@@ -258,7 +258,7 @@ def _exported_model(graphs: Graphs, mix: Mix | None = None) -> Exported:
         own = summary(draft.prefill_plan, graphs.prompts)
         prefill = PrefillChoice(requested=requested, reason="requested", packed=own)
     graph = Graph(
-        files=_graph_files(graphs, BATCH if fewer else first.spec.batch),
+        files=_graph_files(graphs),
         states=first.states,
         appends_chunks=first.spec.batch == 1 or graphs.chosen.appends_in_batches or not draft.fake.probed.layers,
         batch_size=first.spec.batch,
@@ -309,37 +309,22 @@ def _make_batch_symbolic(graphs: Graphs) -> bool:
     if draft.work.options.batch_size == 1 or draft.work.options.static_shapes or graphs.chosen.grows:
         return False
     on_host = draft.target is None or draft.target.provider == CPU
-    found = [freeing(t.model, t.inputs, t.outputs, t.states, asks=on_host) for t in graphs.traced_graphs]
-    if None in found:
-        return False
-    for change in found:
-        assert change is not None
-        change()
-    return True
+    freed = free_batch(graphs.traced_graphs, asks=on_host)
+    graphs.traced_graphs = freed or graphs.traced_graphs
+    return freed is not None
 
 
-def _by_row(ports: tuple[Port, ...], batch: int, rows: int | str) -> tuple[Port, ...]:
-    """Set the first axis of ports with a batch axis to `rows`."""
-    return tuple(
-        port.model_copy(update={"shape": (rows, *port.shape[1:])})
-        if port.role != "logits_rows" and port.shape[:1] == (batch,)
-        else port
-        for port in ports
-    )
-
-
-def _graph_files(graphs: Graphs, rows: int | str) -> tuple[GraphFile, ...]:
-    """The contract's record of each graph; `rows`: B, or the name of the symbolic batch size."""
-    batch = graphs.draft.work.options.batch_size
+def _graph_files(graphs: Graphs) -> tuple[GraphFile, ...]:
+    """The contract's record of each graph."""
     return tuple(
         GraphFile(
             file=item.file,
             phase=item.phase,
             sequence_length=item.spec.sequence_length,
             nodes=len(list(item.model.graph)),
-            inputs=_by_row(item.inputs, batch, rows),
-            outputs=_by_row(item.outputs, batch, rows),
-            adapter_inputs=tuple(port for branch in graphs.branches.values() for port in branch.inputs),
+            inputs=item.inputs,
+            outputs=item.outputs,
+            adapter_inputs=tuple(port for branch in graphs.branches.values() for port in (branch.down, branch.up)),
         )
         for item in graphs.traced_graphs
     )

@@ -257,12 +257,8 @@ def check_options(options: ExportOptions) -> None:
     for broken, message in RULES:
         if broken(options):
             raise UsageError(message.format(o=options))
-    known = options.precision != AUTO
-    read_keep(
-        tuple((options.keep or {}).items()),
-        options.named if known else PACKED,
-        options.computing.dtype if known else EXACT.dtype,
-    )
+    precision = PACKED if options.precision == AUTO else options.named
+    read_keep(tuple((options.keep or {}).items()), precision, options.computing.dtype)
 
 
 def _check_adapter_names(names: Sequence[str]) -> None:

@@ -123,7 +123,17 @@ def reserve(out: Path, read: Sequence[str], *, force: bool) -> Iterator[Reservat
             out.parent.mkdir(parents=True, exist_ok=True)
         except FileExistsError as error:
             raise NotADirectoryError(errno.ENOTDIR, "not a folder", error.filename) from error
-        _hold(out, cleanup)
+        lock_file = out.parent / f".{out.name}.partita-lock"
+        lock = FileLock(lock_file, timeout=0)
+        with hold_signals():
+            try:
+                lock.acquire()
+            except Timeout as error:
+                busy = f"{out}: another export is writing there; wait for it, or choose another folder"
+                raise PackageError(busy) from error
+            cleanup.callback(lock.release)
+            # Removed while held: filelock detects a lock on an unlinked file and retries.
+            cleanup.callback(lock_file.unlink, missing_ok=True)
         notes = _clean_up(out)
         check_target(read, out, force=force)
         with hold_signals():
@@ -171,22 +181,6 @@ def _not_a_package(folder: Path) -> str | None:
         return f"has a {MANIFEST} that is not a package manifest"
     extra = sorted(names - known)
     return f"contains files that do not belong to the package ({', '.join(extra[:3])})" if extra else None
-
-
-def _hold(out: Path, cleanup: ExitStack) -> None:
-    """Hold the lock on `out` until `cleanup` ends. Raises PackageError when another export has it."""
-    path = out.parent / f".{out.name}.partita-lock"
-    lock = FileLock(path, timeout=0)
-    with hold_signals():
-        try:
-            lock.acquire()
-        except Timeout as error:
-            raise PackageError(
-                f"{out}: another export is writing there; wait for it, or choose another folder"
-            ) from error
-        cleanup.callback(lock.release)
-        # Removed while held: filelock detects a lock on an unlinked file and retries.
-        cleanup.callback(path.unlink, missing_ok=True)
 
 
 def _clean_up(out: Path) -> list[str]:

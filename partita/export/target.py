@@ -15,7 +15,7 @@ from typing import Any
 import onnx_ir as ir
 
 from partita.export.trace import CONTRIB, Form
-from partita.export.trace.attention import Lowering, by_preference, lowering
+from partita.export.trace.attention import by_preference, lowering
 from partita.export.weights.sources import weight_part
 from partita.package.folder import Manifest
 from partita.package.records import SmokeRecord, TargetRecord, Verification
@@ -35,21 +35,16 @@ class GraphVariant:
     @property
     def is_usual(self) -> bool:
         """Whether the form is the default of this lowering."""
-        return self.form == _usual_form(lowering(self.attention))
+        return self == usual(self.attention)
 
     def __str__(self) -> str:
         """`gqa`, or `gqa with standard experts and recurrences`."""
         return self.attention if self.is_usual else f"{self.attention} with {self.form} experts and recurrences"
 
 
-def _usual_form(chosen: Lowering) -> Form:
-    """The default form of a lowering: ONNX Runtime's operators where the lowering needs them anyway."""
-    return "contrib" if chosen.domains else "standard"
-
-
 def usual(name: str) -> GraphVariant:
-    """A lowering with its default form. Raises UsageError for an unknown lowering."""
-    return GraphVariant(name, _usual_form(lowering(name)))
+    """A lowering with its default form: ONNX Runtime's operators where it needs them anyway. Raises UsageError."""
+    return GraphVariant(name, "contrib" if lowering(name).domains else "standard")
 
 
 @dataclass(frozen=True, slots=True)

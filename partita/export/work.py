@@ -6,7 +6,9 @@ precisions dequantise. Rounding a second time needs `requantise`.
 
 from __future__ import annotations
 
+import math
 import platform
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -16,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from partita.dtypes import EXACT, PRECISIONS
 from partita.errors import UnsupportedModelError, UsageError
 from partita.export.checkpoint.description import Checkpoint
-from partita.export.checkpoint.stored_formats import AffineWeight, QuantisedTensors
+from partita.export.checkpoint.stored_formats import AffineWeight, container
 from partita.export.checkpoint.weight_files import few
 from partita.export.options import AUTO, OF_ROUNDING, ExportOptions, check_options
 from partita.export.passes.narrow_weights import question
@@ -123,9 +125,19 @@ def with_stored(options: ExportOptions, checkpoint: Checkpoint) -> ExportOptions
         return options
     if options.precision != AUTO and bits is None:
         return options
-    if options.precision == AUTO and not any(isinstance(weight, AffineWeight) for weight in found.weights.values()):
+    affine = [weight for weight in found.weights.values() if isinstance(weight, AffineWeight)]
+    if options.precision == AUTO and not affine:
         return _with_precision(options, EXACT.name)
-    own = _stored_precision(found, checkpoint)
+    if len(affine) < len(found.weights):
+        raise UnsupportedModelError(
+            f"{checkpoint.location}: the checkpoint is quantised with {found.method}, and a package cannot store "
+            "its numbers unchanged; set `precision=bf16`, fp16 or fp32 to keep the values in more space, or "
+            "add `requantise=True` to `precision=int8` or int4 to quantise them a second time"
+        )
+    elements = Counter[str]()
+    for weight in affine:
+        elements[f"int{container(weight)}"] += math.prod(weight.shape)
+    own = max(elements, key=lambda name: elements[name])
     if options.precision not in (AUTO, own):
         raise UsageError(
             f"`precision={options.precision}`: {checkpoint.source_name} is already quantised with "
@@ -213,14 +225,3 @@ def notes(options: ExportOptions, checkpoint: Checkpoint) -> list[str]:
         "measured against the stored weights, so the loss of the first quantisation is not included"
     )
     return [*checkpoint.quantised.notes, *([again] if options.requantise else [])]
-
-
-def _stored_precision(found: QuantisedTensors, checkpoint: Checkpoint) -> str:
-    """The precision of the stored integers. Raises UnsupportedModelError where there are none."""
-    if found.all_affine and found.bits is not None:
-        return next(name for name, each in PRECISIONS.items() if each.bits == found.bits)
-    raise UnsupportedModelError(
-        f"{checkpoint.location}: the checkpoint is quantised with {found.method}, and a package cannot store "
-        "its numbers unchanged; set `precision=bf16`, fp16 or fp32 to keep the values in more space, or "
-        "add `requantise=True` to `precision=int8` or int4 to quantise them a second time"
-    )

@@ -42,7 +42,6 @@ from partita.package.folder import (
     KNOWN_ANSWER,
     QUALITY,
     WEIGHTS,
-    FileRecord,
     Graph,
     Manifest,
     Source,
@@ -76,16 +75,15 @@ def unfinished_manifest(
         graph=graph,
         files=(),
         tokenizer="none",
-        toolchain=_toolchain(),
+        toolchain={
+            "python": sys.version.split()[0],
+            "partita": partita.__version__,
+            **{name: importlib.metadata.version(name) for name in TOOLS},
+        },
         options=dict(work.recorded_options),
         verification=Verification(status="unverified", detail="exported with `verify=False`"),
         **records,
     )
-
-
-def _toolchain() -> dict[str, str]:
-    tools = {name: importlib.metadata.version(name) for name in TOOLS}
-    return {"python": sys.version.split()[0], "partita": partita.__version__, **tools}
 
 
 def write(exported: Exported, target: Target | None) -> tuple[Manifest, Verification | None]:
@@ -205,7 +203,7 @@ def _write_files(exported: Exported) -> Manifest:
         update={
             "source": manifest.source.model_copy(update={"files": sources}),
             "graph": graph.model_copy(update={"weight_bytes": data.size_bytes}),
-            "files": (FileRecord(name=WEIGHTS, size_bytes=data.size_bytes, sha256=data.sha256), *others),
+            "files": (data, *others),
             "tokenizer": tokenizer,
             "packed": packed,
         }

@@ -280,17 +280,14 @@ def refuse_other_models(folder: object, names: Sequence[str]) -> None:
 
 def candidates(names: Sequence[str]) -> tuple[Candidate, ...]:
     """Every decoder model among the ONNX files `names`, the plain one first; single files are preferred."""
-    stems = {name: PurePosixPath(name).stem for name in names}
-    split = {name: _split(stem) for name, stem in stems.items()}
-    known = {name: pair for name, pair in split.items() if pair is not None}
+    known = {name: found for name in names if (found := DECODER.fullmatch(PurePosixPath(name).stem))}
     if not known:  # unknown names: each file is a candidate
         single = len(names) == 1
-        return tuple(Candidate("" if single else stems[name], ((name, "any"),)) for name in names)
-    found = []
-    for home, variant in sorted({(str(PurePosixPath(n).parent), pair[1]) for n, pair in known.items()}):
-        of = {pair[0]: n for n, pair in known.items() if (str(PurePosixPath(n).parent), pair[1]) == (home, variant)}
-        found.append(Candidate(variant, _files(of)))
-    return tuple(sorted(found, key=lambda each: (bool(each.variant), each.variant)))
+        return tuple(Candidate("" if single else PurePosixPath(name).stem, ((name, "any"),)) for name in names)
+    groups: dict[tuple[str, str], dict[str, str]] = {}
+    for name, found in known.items():
+        groups.setdefault((found[2] or "", str(PurePosixPath(name).parent)), {})[found[1]] = name
+    return tuple(Candidate(variant, _files(of)) for (variant, _), of in sorted(groups.items()))
 
 
 def _files(of: dict[str, str]) -> tuple[tuple[str, Phase], ...]:
@@ -302,29 +299,18 @@ def _files(of: dict[str, str]) -> tuple[tuple[str, Phase], ...]:
     return ((of.get(LATER) or of[FIRST], "any"),)
 
 
-def _split(stem: str) -> tuple[str, str] | None:
-    """Stem and variant of a file's name: model_q4f16 -> model, q4f16; None for other names."""
-    found = DECODER.fullmatch(stem)
-    return None if found is None else (found[1], found[2] or "")
-
-
 def choose(folder: object, found: Sequence[Candidate], variant: str | None) -> Candidate:
     """The candidate `variant` names, else the plain or only one. Raises UsageError, PackageError for several."""
-
-    def names_of(file: str) -> tuple[str, str]:
-        return PurePosixPath(file).name, PurePosixPath(file).stem
-
     if variant is not None:
         named = (
             [each for each in found if any(variant == file for file, _ in each.files)]  # a whole path is unique
             or [each for each in found if variant in (each.name, each.variant)]
-            or [each for each in found if any(variant in names_of(file) for file, _ in each.files)]
+            or [each for each in found if any(variant in (Path(file).name, Path(file).stem) for file, _ in each.files)]
         )
         if not named:
             raise UsageError(f"`variant={variant}`: no such variant; {folder} has {listing(_names_with_files(found))}")
     else:
-        plain = [each for each in found if not each.variant]
-        named = plain or list(found)
+        named = [each for each in found if not each.variant] or list(found)
     if len(named) > 1:
         first = named[0].name if len({each.name for each in named}) > 1 else named[0].files[0][0]
         raise PackageError(
@@ -335,21 +321,14 @@ def choose(folder: object, found: Sequence[Candidate], variant: str | None) -> C
 
 
 def files_of_other_variants(folder: object, names: Sequence[str], variant: str | None) -> list[str]:
-    """The files that the chosen variant does not need, with their data, whose names begin with theirs."""
+    """The ONNX files that the chosen variant does not need, with their data, whose names begin with theirs."""
     models = onnx_files(names)
     if GENAI_CONFIG in names or not models:
         return []
     refuse_other_models(folder, models)
-    chosen = {_group(file) for file, _ in choose(folder, candidates(models), variant).files}
-    others = tuple(file for file in models if _group(file) not in chosen)
+    chosen = {file for file, _ in choose(folder, candidates(models), variant).files}
+    others = tuple(file for file in models if file not in chosen)
     return [name for name in names if name.startswith(others)]
-
-
-def _group(name: str) -> tuple[str, str]:
-    """Folder and variant of an ONNX file; the file itself in place of an unknown variant."""
-    path = PurePosixPath(name)
-    pair = _split(path.stem)
-    return str(path.parent), name if pair is None else pair[1]
 
 
 def _names_with_files(found: Sequence[Candidate]) -> list[str]:

@@ -240,11 +240,7 @@ class Inference:
         return StateSettings() if found is None else found[0]
 
     def shape(
-        self,
-        pair: Pair,
-        given: Sequence[int | str] | None,
-        axes: Mapping[int | None, int],
-        symbols: Mapping[str, int],
+        self, pair: Pair, given: Sequence[int | str] | None, axes: Mapping[int | None, int], symbols: Mapping[str, int]
     ) -> tuple[int, ...]:
         """The sizes of a state: fixed ones, those of `axes`, and those of the configuration.
 

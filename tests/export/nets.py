@@ -16,10 +16,13 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 import onnxruntime as ort
 
+from partita.export.checkpoint.description import Checkpoint
 from partita.export.passes import manager
 from partita.export.passes.base import Pass, TracedGraph
 from partita.export.trace.attention import Fused
 from partita.export.trace.ports import TraceSpec
+from partita.export.weights.origins import Origin
+from partita.export.weights.sources import FloatSource
 from partita.package.contract import Port
 
 Array = npt.NDArray[Any]
@@ -35,6 +38,13 @@ EMPTY = ir.Model(ir.Graph([], [], nodes=[]), ir_version=10)
 def run_passes(model: ir.Model, passes: Sequence[Pass], told: TracedGraph) -> dict[str, int]:
     """Run `passes` on `model`, of which `told` has the facts: the number of changes per pass."""
     return manager.run(replace(told, model=model), passes)
+
+
+def float_source(checkpoint: Checkpoint, source: str | Origin, dtype: ir.DataType = ir.DataType.FLOAT) -> FloatSource:
+    """A weight of a tensor or origin."""
+    origin = checkpoint.tensors[source] if isinstance(source, str) else source
+    name = min(info.name for info in origin.tensors())
+    return FloatSource(checkpoint, origin, dtype, name, (name,))
 
 
 class Net:

@@ -11,12 +11,13 @@ import pytest
 
 from partita.export.checkpoint.description import Checkpoint, open_checkpoint
 from partita.export.passes import fused_norms, skip_norms
-from partita.export.weights.sources import checkpoint_weight
+from partita.export.weights.sources import StoredPart
 from tests.conftest import TinyCheckpoint
 from tests.export.nets import (
     LATEST,
     Net,
     context,
+    float_source,
     left_alone,
     operators,
     random,
@@ -37,7 +38,7 @@ def checkpoint(tiny_checkpoint: TinyCheckpoint) -> Checkpoint:
 
 
 def weight(net: Net, checkpoint: Checkpoint, name: str = SCALE, dtype: ir.DataType = ir.DataType.FLOAT) -> ir.Value:
-    return net.weight(checkpoint_weight(checkpoint, name, dtype))
+    return net.weight(StoredPart(float_source(checkpoint, name, dtype)))
 
 
 def normal(net: Net, x: ir.Value, *, root: str = "Div", centred: bool = False) -> ir.Value:
@@ -133,7 +134,7 @@ def test_scale_of_another_shape_remains_mul(
     def make() -> Net:
         net = Net()
         x = net.input("x", [1, "s", *shape])
-        part = checkpoint_weight(checkpoint, SCALE, ir.DataType.FLOAT).reshaped(shape)
+        part = StoredPart(float_source(checkpoint, SCALE)).reshaped(shape)
         net.give(net.op("Mul", net.weight(part), normal(net, x, centred=centred)))
         return net
 

@@ -11,9 +11,20 @@ import pytest
 
 from partita.export.checkpoint.description import Checkpoint, open_checkpoint
 from partita.export.passes.packed_attention import PASS
-from partita.export.weights.sources import checkpoint_weight, weight_part
+from partita.export.weights.sources import StoredPart, weight_part
 from tests.conftest import TinyCheckpoint
-from tests.export.nets import Array, Net, attention, attention_feed, context, operators, random, run, run_passes
+from tests.export.nets import (
+    Array,
+    Net,
+    attention,
+    attention_feed,
+    context,
+    float_source,
+    operators,
+    random,
+    run,
+    run_passes,
+)
 
 HIDDEN, HEADS, KV_HEADS, WIDTH = 64, 4, 2, 16
 SIZES = {"q": HEADS * WIDTH, "k": KV_HEADS * WIDTH, "v": KV_HEADS * WIDTH}
@@ -44,11 +55,11 @@ def net(checkpoint: Checkpoint, *, bias: str = "qkv", two: bool = False, read: b
     y = made.input("y", [1, "s", HIDDEN]) if two else x
     three = []
     for name, size in SIZES.items():
-        part = checkpoint_weight(checkpoint, f"{LAYER}.{name}_proj.weight", ir.DataType.FLOAT).permuted((1, 0))
+        part = StoredPart(float_source(checkpoint, f"{LAYER}.{name}_proj.weight")).permuted((1, 0))
         assert part is not None
         value = made.op("MatMul", y if name == "v" else x, made.weight(part))
         if name in bias:
-            shift = checkpoint_weight(checkpoint, f"{LAYER}.{name}_proj.bias", ir.DataType.FLOAT)
+            shift = StoredPart(float_source(checkpoint, f"{LAYER}.{name}_proj.bias"))
             value.shape, value.type = ir.Shape([1, "s", size]), ir.TensorType(ir.DataType.FLOAT)
             value = made.op("Add", value, made.weight(shift))
         if read and name == "k":

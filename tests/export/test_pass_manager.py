@@ -12,7 +12,7 @@ import pytest
 
 from partita.cli import run as command_line
 from partita.errors import UnsupportedModelError, UsageError
-from partita.export import passes
+from partita.export import drafts, passes
 from partita.export.options import ExportOptions, check_options
 from partita.export.passes.base import Pass, TracedGraph
 from partita.export.passes.manager import PassError
@@ -68,7 +68,7 @@ def test_failed_pass_prints_single_line_and_writes_no_package(
         assert traced.input("tokens") is not None and len(traced.states) == 4
         raise IndexError("list index out of range")
 
-    monkeypatch.setattr(passes, "ORDER", (*passes.ORDER, Pass("broken", fails_over_a_product)))
+    monkeypatch.setattr(drafts, "ORDER", (*passes.ORDER, Pass("broken", fails_over_a_product)))
     out = tmp_path_factory.mktemp("broken") / "package"
     code = command_line(["export", str(tiny_checkpoint("llama")), str(out), "--attention", "gqa", "--no-verify"])
 

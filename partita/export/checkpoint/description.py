@@ -18,7 +18,7 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from partita.errors import CheckpointError, UnsupportedModelError, UsageError
 from partita.export.checkpoint import classes, config_values, of_text, stored_formats
-from partita.export.checkpoint.gguf import GgufTensor, conversion
+from partita.export.checkpoint.gguf import conversion
 from partita.export.checkpoint.quantisation_method import METHOD_FILES, DetectedMethod, by_config
 from partita.export.checkpoint.stored_formats import QuantisedTensors
 from partita.export.checkpoint.weight_files import (
@@ -175,14 +175,13 @@ def _check_has_sizes(folder: Path, config: PreTrainedConfig) -> None:
 
 def _open_gguf(given: str, file: Path) -> Checkpoint:
     """The checkpoint in a GGUF file."""
-    prepared = conversion.prepare(file)
-    folder = prepared.folder
+    header, folder, notes = conversion.prepare(file)
     config, _ = _read_config(folder, file)
-    _check_sizes(file, config, prepared.header.tensors)  # before the model is built
-    found = conversion.read(prepared, config)
+    _check_sizes(file, config, header.tensors)  # before the model is built
+    found = conversion.read(header, config)
     tensors, quantised = dict(found.tensors), found if found.weights else None
     made = Checkpoint(folder, _name_of(given), config, _architecture(config), tensors, (file.name,), quantised)
-    return replace(made, file=file, notes=prepared.notes, scratch=prepared.header)
+    return replace(made, file=file, notes=notes, scratch=header)
 
 
 def _name_of(given: str) -> str:
@@ -286,7 +285,7 @@ def _refuse_by_config(folder: Path, config: PreTrainedConfig) -> None:
         )
 
 
-def _check_sizes(folder: Path, config: PreTrainedConfig, tensors: Mapping[str, TensorInfo | GgufTensor]) -> None:
+def _check_sizes(folder: Path, config: PreTrainedConfig, tensors: Mapping[str, TensorInfo]) -> None:
     """Refuse a config with more layers or experts, or longer axes, than its weights can hold."""
     longest = max((size for info in tensors.values() for size in info.shape), default=0)
     bits = 8 * sum(info.size_bytes for info in tensors.values())  # no element takes less than one

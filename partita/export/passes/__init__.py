@@ -17,9 +17,7 @@ from partita.export.passes import (
     views,
     write_after_read,
 )
-from partita.export.passes.base import Pass, TracedGraph
-from partita.export.passes.manager import run_on_copy
-from partita.export.target import NodeSupport
+from partita.export.passes.base import Pass
 
 ORDER: tuple[Pass, ...] = (
     rotary_tables.PASS,
@@ -48,10 +46,3 @@ def check_skipped(names: Collection[str]) -> None:
         needed = any(each.name == name for each in ORDER)
         reason = "without it, graphs may compute wrong values" if needed else "unknown pass"
         raise UsageError(f"`without_pass={name}`: {reason}; choose one of {', '.join(optional())}")
-
-
-def run_all(
-    traced: TracedGraph, takes: NodeSupport | None, without: Collection[str] = ()
-) -> tuple[TracedGraph, dict[str, int]]:
-    """Run the passes on a copy: the copy, and changes per pass. `takes`: probes the provider. Raises PassError."""
-    return run_on_copy(traced, [each for each in ORDER if each.name not in without], takes)

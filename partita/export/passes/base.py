@@ -144,8 +144,8 @@ def take_names(new: ir.Node, old: ir.Node) -> None:
     new.metadata_props.update(old.metadata_props)
 
 
-def replace(graph: ir.Graph, old: ir.Node, new: ir.Node, dead: tuple[ir.Node, ...] = ()) -> None:
-    """Replace `old` with `new`, and remove `old` and the nodes of `dead` that are no longer read."""
+def replace(graph: ir.Graph, old: ir.Node, new: ir.Node) -> None:
+    """Replace `old` with `new`, and remove it with the nodes that only it read."""
     graph.insert_before(old, new)
     for before, after in zip(old.outputs, new.outputs, strict=True):
         after.shape, after.type = before.shape, before.type
@@ -154,9 +154,7 @@ def replace(graph: ir.Graph, old: ir.Node, new: ir.Node, dead: tuple[ir.Node, ..
             before.name = f"{name}_replaced"
             after.name = name
         before.replace_all_uses_with(after, replace_graph_outputs=True)
-    for node in (old, *dead):
-        if node.graph is graph and not any(o.uses() or o.is_graph_output() for o in node.outputs):
-            graph.remove(node, safe=True)
+    remove_unread(graph, [old])
 
 
 def remove_unread(graph: ir.Graph, nodes: Iterable[ir.Node | None]) -> None:

@@ -157,7 +157,19 @@ def apply(folder: Path, manifest: Manifest, text: Text, open_reader: OpenScorer,
             option="cache_precision",
         )
     keys = {_pasts(node)[0].name or "": rotated_pairs(node) for each in nodes.values() for node in each}
-    largest = _largest(folder, manifest, text, open_reader, named, keys, stage)
+    largest: dict[str, Floats] = {}
+    with open_reader(folder, manifest) as reader:
+        for first in range(0, len(text.windows), reader.rows):
+            taken = text.windows[first : first + reader.rows]
+            reader.score(taken.tolist(), lambda row, position, logits: None)
+            for past, values in reader.cached():
+                if past in named:
+                    found = largest_at_any(values.astype(np.float32), keys.get(past))
+                    largest[past] = np.maximum(largest.get(past, found), found)
+            stage.advance(len(taken))
+    odd = sorted(past for past, values in largest.items() if not np.isfinite(values).all())
+    if odd:
+        raise ParityError(f"the cached values of {odd[0]} are not finite, so its cache cannot be quantised")
     scales = {  # [1, KV heads, 1, head size]; 1 for a channel that is always 0
         past: np.where(values > 0, values / LARGEST, np.float32(1)).astype(np.float32)[None, :, None, :]
         for past, values in largest.items()
@@ -167,32 +179,6 @@ def apply(folder: Path, manifest: Manifest, text: Text, open_reader: OpenScorer,
             _round_node(model.graph, node, scales)
         ir.save(model, folder / file)
     return _recorded(folder, manifest, text, named)
-
-
-def _largest(
-    folder: Path,
-    manifest: Manifest,
-    text: Text,
-    open_reader: OpenScorer,
-    named: set[str],
-    pairs: Mapping[str, Pairs | None],
-    stage: Stage,
-) -> dict[str, Floats]:
-    """Past input -> the largest absolute value of every channel [KV heads, head size]."""
-    largest: dict[str, Floats] = {}
-    with open_reader(folder, manifest) as reader:
-        for first in range(0, len(text.windows), reader.rows):
-            taken = text.windows[first : first + reader.rows]
-            reader.score(taken.tolist(), lambda row, position, logits: None)
-            for past, values in reader.cached():
-                if past in named:
-                    found = largest_at_any(values.astype(np.float32), pairs.get(past))
-                    largest[past] = np.maximum(largest.get(past, found), found)
-            stage.advance(len(taken))
-    odd = sorted(past for past, values in largest.items() if not np.isfinite(values).all())
-    if odd:
-        raise ParityError(f"the cached values of {odd[0]} are not finite, so its cache cannot be quantised")
-    return largest
 
 
 def _recorded(folder: Path, manifest: Manifest, text: Text, named: set[str]) -> Manifest:

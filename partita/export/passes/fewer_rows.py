@@ -10,12 +10,12 @@ Rewrites are exact for B sequences. Smaller batches are verified by running the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import onnx_ir as ir
 
-from partita.export.passes.base import constant, drop_unused_initializers, integers
-from partita.package.contract import Port, State
+from partita.export.passes.base import TracedGraph, constant, drop_unused_initializers, integers
 
 BATCH = "batch_size"
 """The symbolic size."""
@@ -25,35 +25,41 @@ _Sizes = tuple[ir.Node, int | None, list[int]]
 """A node with its new target shape: the first size (None: the batch size of the tokens), and the rest."""
 
 
-def freeing(
-    model: ir.Model, inputs: Sequence[Port], outputs: Sequence[Port], states: Sequence[State], *, asks: bool
-) -> Callable[[], None] | None:
-    """A function that lets a graph of B sequences run fewer, or None. `asks`: Shape nodes are allowed."""
-    tokens = next(port for port in inputs if port.role == "tokens")
-    batch = tokens.shape[0]
-    assert isinstance(batch, int)
-    by_row = {port.name for port in (*inputs, *outputs) if port.role != "logits_rows" and port.shape[:1] == (batch,)}
-    named = frozenset(by_row).union(*((state.past, state.present) for state in states))
-    sizes: list[_Sizes] = []
-    for node in ir.traversal.RecursiveGraphIterator(model.graph):
-        found = _new_sizes(node, batch)
-        if found is None:
-            continue
-        if found[1] is None and (not asks or node.graph is not model.graph):
+def free_batch(graphs: Sequence[TracedGraph], *, asks: bool) -> list[TracedGraph] | None:
+    """Let graphs of B sequences run fewer, in place; None where one cannot. `asks`: Shape nodes are allowed."""
+    every = []
+    for traced in graphs:
+        nodes = ir.traversal.RecursiveGraphIterator(traced.graph)
+        sizes = [found for node in nodes if (found := _new_sizes(node, traced.spec.batch)) is not None]
+        if any(first is None and (not asks or node.graph is not traced.graph) for node, first, _ in sizes):
             return None
-        sizes.append(found)
+        every.append(sizes)
+    return [_freed(traced, sizes) for traced, sizes in zip(graphs, every, strict=True)]
 
-    def apply() -> None:
-        graph = model.graph
-        _write_sizes(graph, sizes, next(value for value in graph.inputs if value.name == tokens.name))
-        drop_unused_initializers(graph)
-        for value in _by_row(model, named):
-            value.shape = None if value.shape is None else _without_batch(value.shape, batch)
-        for value in (*graph.inputs, *graph.outputs):
-            if value.name in named and value.shape is not None:
-                value.shape = ir.Shape([BATCH, *value.shape[1:]])
 
-    return apply
+def _freed(traced: TracedGraph, sizes: Sequence[_Sizes]) -> TracedGraph:
+    """A graph with the new shapes and a symbolic batch axis, and its ports with this axis."""
+    graph, batch, tokens = traced.graph, traced.spec.batch, traced.input("tokens")
+    assert tokens is not None
+    inputs, outputs = (
+        tuple(
+            port.model_copy(update={"shape": (BATCH, *port.shape[1:])})
+            if port.role != "logits_rows" and port.shape[:1] == (batch,)
+            else port
+            for port in ports
+        )
+        for ports in (traced.inputs, traced.outputs)
+    )
+    named = {port.name for port in (*inputs, *outputs) if port.shape[:1] == (BATCH,)}
+    named.update(name for state in traced.states for name in (state.past, state.present))
+    _write_sizes(graph, sizes, tokens)
+    drop_unused_initializers(graph)
+    for value in _by_row(traced.model, named):
+        value.shape = None if value.shape is None else _without_batch(value.shape, batch)
+    for value in (*graph.inputs, *graph.outputs):
+        if value.name in named and value.shape is not None:
+            value.shape = ir.Shape([BATCH, *value.shape[1:]])
+    return replace(traced, inputs=inputs, outputs=outputs)
 
 
 def _new_sizes(node: ir.Node, batch: int) -> _Sizes | None:
@@ -97,7 +103,7 @@ def _write_sizes(graph: ir.Graph, sizes: Sequence[_Sizes], tokens: ir.Value) -> 
             node.attributes.pop("allowzero", None)  # zero means the size of the input
 
 
-def _by_row(model: ir.Model, named: frozenset[str]) -> Iterator[ir.Value]:
+def _by_row(model: ir.Model, named: set[str]) -> Iterator[ir.Value]:
     """Every value computed from inputs with a batch axis, and every value in subgraphs."""
     known = {value for value in model.graph.inputs if value.name in named}
     for node in ir.traversal.RecursiveGraphIterator(model.graph):

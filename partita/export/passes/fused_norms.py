@@ -164,7 +164,7 @@ def _equal(one: Array, other: Array) -> bool:
 
 def _replace_nodes(graph: ir.Graph, source: ir.Value, result: ir.Value, norm: Norm, traced: TracedGraph) -> bool:
     """Replace the nodes by the operator; False where the target does not support it."""
-    scale, shift = _scale(source, norm), norm.shift
+    scale, shift = _scale(graph, source, norm), norm.shift
     if scale is None or (shift is not None and shift.dtype != source.dtype):
         return False
     operator = "SimplifiedLayerNormalization" if traced.fused == "contrib" else "RMSNormalization"
@@ -173,14 +173,12 @@ def _replace_nodes(graph: ir.Graph, source: ir.Value, result: ir.Value, norm: No
     new = ir.node("LayerNormalization" if norm.is_centred else operator, inputs, attributes)
     if not traced.accepts(new):
         return False
-    if scale.const_value is not None and graph.initializers.get(scale.name or "") is not scale:
-        new.replace_input_with(1, added(graph, scale.const_value, scale.name or ""))
     stand_in(graph, result, new)
     return True
 
 
-def _scale(source: ir.Value, norm: Norm) -> ir.Value | None:
-    """The scale as a value of the source's dtype, possibly not in the graph yet; None where it cannot be stored."""
+def _scale(graph: ir.Graph, source: ir.Value, norm: Norm) -> ir.Value | None:
+    """The scale as a constant of the source's dtype; None where it cannot be stored."""
     assert source.dtype is not None
     if norm.weight is None:
         assert norm.scale is not None
@@ -190,7 +188,7 @@ def _scale(source: ir.Value, norm: Norm) -> ir.Value | None:
             return None
         name = f"{'ones' if number == 1.0 else f'all.{number:.8g}'}.{size}.{source.dtype.name}"
         numbers = np.full(size, number).astype(source.dtype.numpy())
-        return _value(ir.tensor(numbers, dtype=source.dtype, name=name), name)
+        return added(graph, ir.tensor(numbers, dtype=source.dtype, name=name), name)
     weight = weight_part(norm.weight)
     if weight is None:
         return None
@@ -200,12 +198,7 @@ def _scale(source: ir.Value, norm: Norm) -> ir.Value | None:
     written = weight.changed(
         lambda origin: origin if same else RescaledOrigin(origin, norm.factor, norm.offset), source.dtype
     )
-    return None if written is None else _value(written, f"{norm.weight.name}.scale")
-
-
-def _value(tensor: ir.TensorProtocol, name: str) -> ir.Value:
-    kind, shape = ir.TensorType(tensor.dtype), ir.Shape(tensor.shape.numpy())
-    return ir.Value(name=name, shape=shape, type=kind, const_value=tensor)
+    return None if written is None else added(graph, written, f"{norm.weight.name}.scale")
 
 
 PASS = node_pass("fused_norms", {*REDUCTIONS, RMS_NORM}, _rewritten, "contrib", "standard")

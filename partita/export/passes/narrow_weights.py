@@ -20,7 +20,7 @@ import onnx_ir as ir
 from partita.dtypes import PRECISIONS, Precision
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.stored_formats import StoredFloats
-from partita.export.passes.base import Pass, TracedGraph, drop_unused_initializers, take_names
+from partita.export.passes.base import Pass, TracedGraph, added, drop_unused_initializers, take_names
 from partita.export.passes.manager import question as node_question
 from partita.export.passes.manager import run as run_passes
 from partita.export.quantise.plan import Plan
@@ -167,10 +167,7 @@ def is_rounded(source: FloatSource, dtype: ir.DataType) -> bool:
 
 def _behind_cast(graph: ir.Graph, value: ir.Value, part: StoredPart, how: Narrow) -> None:
     """Replace a weight by `part` and a Cast before its consumers, or after a Gather of its rows."""
-    name = f"{value.name}.{how.dtype}"
-    weight = ir.Value(name=name, shape=value.shape, type=ir.TensorType(part.dtype), const_value=part)
-    graph.initializers[name] = weight
-    readers = value.uses()
+    weight, readers = added(graph, part, f"{value.name}.{how.dtype}"), value.uses()
     looked_up = [use for use in readers if how.gathers and use.node.op_type == "Gather" and use.idx == 0]
     for use in looked_up:
         _cast_rows(use.node, weight)

@@ -66,7 +66,6 @@ def _pack_inputs(graph: ir.Graph, node: ir.Node, traced: TracedGraph) -> bool:
     new = ir.Node(node.domain, node.op_type, inputs, attributes, num_outputs=len(node.outputs))
     if given is None or not traced.accepts(new, node):
         return False
-    before = [value.producer() for value in three if value is not None]
     if products is not None:
         made = _join_projections(graph, products, node)
         if made is None:
@@ -75,7 +74,6 @@ def _pack_inputs(graph: ir.Graph, node: ir.Node, traced: TracedGraph) -> bool:
         new.replace_input_with(0, made)
     take_names(new, node)
     replace(graph, node, new)
-    remove_unread(graph, before)
     return True
 
 
@@ -170,9 +168,8 @@ def _join_projections(graph: ir.Graph, products: Sequence[Projection], at: ir.No
 def _concatenate_weights(values: Sequence[ir.Value | None], axis: int) -> StoredPart | None:
     """The weights concatenated along `axis`; None where they cannot be stored so."""
     parts = [part for part in map(weight_part, values) if part is not None]
-    if len(parts) != len(values) or any(part.is_reshaped or len(part.source.parts) != 1 for part in parts):
-        return None
-    return parts[0].joined(parts[1:], axis, _common_name([part.source.name for part in parts]))
+    name = _common_name([part.source.name for part in parts])
+    return parts[0].joined(parts[1:], axis, name) if len(parts) == len(values) else None
 
 
 def _common_name(names: Sequence[str]) -> str:

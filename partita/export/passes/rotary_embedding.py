@@ -182,20 +182,16 @@ def _fits(rotation: Rotation) -> bool:
 def _as_operator(graph: ir.Graph, found: Rotation, positions: ir.Value, traced: TracedGraph) -> bool:
     """Replace an embedding by the operator; False where the target does not support it."""
     tables = _tables(graph, found)
-    if traced.fused == "standard":
-        rows = [
-            _once(graph, positions, "Gather", [table, positions], {"axis": 0}, table.dtype, table.shape)
-            for table in tables  # [B, S, R/2] at the positions
-        ]
-        new = ir.Node("", "RotaryEmbedding", [found.source, *rows], _attributes(found))
+    if traced.fused == "standard":  # tables [B, S, R/2] at the positions
+        domain = ""
+        others = [_once(graph, "Gather", [table, positions], table.dtype, axis=0) for table in tables]
     else:
-        new = ir.Node(
-            "com.microsoft",
-            "RotaryEmbedding",
-            [found.source, _int64_positions(graph, positions), *tables],
-            _attributes(found),
-        )
-    made = [each.producer() for each in new.inputs[1:] if each is not None]
+        domain, wide = "com.microsoft", positions
+        if positions.dtype != ir.DataType.INT64:  # as the operator requires
+            wide = _once(graph, "Cast", [positions], ir.DataType.INT64, to=int(ir.DataType.INT64))
+        others = [wide, *tables]
+    new = ir.Node(domain, "RotaryEmbedding", [found.source, *others], _attributes(found))
+    made = [each.producer() for each in others]
     if not traced.accepts(new):
         remove_unread(graph, made)
         return False
@@ -214,32 +210,18 @@ def _attributes(found: Rotation) -> list[ir.Attr]:
     return attributes
 
 
-def _int64_positions(graph: ir.Graph, positions: ir.Value) -> ir.Value:
-    """The positions in int64, as the operator requires, shared by all layers."""
-    if positions.dtype == ir.DataType.INT64:
-        return positions
-    return _once(graph, positions, "Cast", [positions], {"to": int(ir.DataType.INT64)}, ir.DataType.INT64, None)
-
-
-def _once(
-    graph: ir.Graph,
-    positions: ir.Value,
-    operator: str,
-    inputs: list[ir.Value],
-    attributes: dict[str, int],
-    dtype: ir.DataType | None,
-    table: ir.Shape | None,
-) -> ir.Value:
-    """The output of a node that reads the positions; an existing equal node is reused."""
+def _once(graph: ir.Graph, operator: str, inputs: list[ir.Value], dtype: ir.DataType | None, **given: int) -> ir.Value:
+    """The output of a node shared by all layers. `inputs`: a table, if any, and the positions."""
+    positions = inputs[-1]
     readers = [use.node for use in positions.uses()]
     for node in readers:
-        same = all(node.attributes.get_int(name, 0) == value for name, value in attributes.items())
-        if same and node.op_type == operator and list(node.inputs) == inputs and node.graph is graph:
+        same = node.op_type == operator and list(node.inputs) == inputs and node.outputs[0].dtype == dtype
+        if same and node.graph is graph:
             return node.outputs[0]
-    new = ir.node(operator, inputs, attributes)
+    new = ir.node(operator, inputs, given)
     assert positions.shape is not None and dtype is not None
-    new.outputs[0].shape = ir.Shape([*positions.shape, *([table[-1]] if table is not None else [])])
-    new.outputs[0].dtype = dtype
+    row = [size for table in inputs[:-1] for size in (table.shape or ())[1:]]
+    new.outputs[0].shape, new.outputs[0].dtype = ir.Shape([*positions.shape, *row]), dtype
     if readers:
         take_names(new, readers[0])
     graph.insert_before(graph[0], new)

@@ -94,9 +94,7 @@ def _is_row(value: ir.Value, positions: ir.Value) -> bool:
     shape, wanted = value.shape, positions.shape
     if shape is None or wanted is None or shape.rank() != 3 or not isinstance(shape[2], int):
         return False
-    if value.is_graph_output():
-        return False
-    return [str(size) for size in (shape[0], shape[1])] == [str(size) for size in (wanted[0], wanted[1])]
+    return not value.is_graph_output() and [str(size) for size in shape[:2]] == [str(size) for size in wanted]
 
 
 def _tabulated(graph: ir.Graph, positions: ir.Value, value: ir.Value, length: int) -> npt.NDArray[Any] | None:

@@ -23,6 +23,7 @@ import onnx_ir as ir
 
 from partita.export.passes.base import (
     TracedGraph,
+    added,
     constant,
     integers,
     node_pass,
@@ -88,9 +89,7 @@ def _replace_nodes(graph: ir.Graph, nodes: tuple[ir.Node, ...], weight: StoredPa
     """Replace the result of the last of `nodes` with `weight`, and remove the nodes; False where `weight` is None."""
     if weight is None:
         return False
-    value = ir.Value(name=name, shape=weight.shape, type=ir.TensorType(weight.dtype), const_value=weight)
-    graph.initializers[name] = value
-    nodes[-1].outputs[0].replace_all_uses_with(value)
+    nodes[-1].outputs[0].replace_all_uses_with(added(graph, weight, name))
     for node in reversed(nodes):
         graph.remove(node, safe=True)
     return True
@@ -117,7 +116,7 @@ def _as_tied_head(graph: ir.Graph, turn: ir.Node, weight: ir.Value) -> bool:
     for node, size in ((flat, width), (gemm, vocabulary)):
         node.outputs[0].type, node.outputs[0].shape = hidden.type, ir.Shape([None, size])
         graph.insert_before(matmul, node)
-    replace(graph, matmul, back, dead=(turn,))
+    replace(graph, matmul, back)
     return True
 
 

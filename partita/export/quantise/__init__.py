@@ -7,15 +7,11 @@ package.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
 
 from partita.dtypes import EXACT, PRECISIONS
 from partita.errors import UsageError
-
-if TYPE_CHECKING:
-    import torch
 
 DEFAULT = "refit"
 CALIBRATED = "gptq"
@@ -63,21 +59,6 @@ class Packing:
     def name(self) -> str:
         """The short name, e.g. int4."""
         return f"int{self.grid.bits}"
-
-
-class Quantised(NamedTuple):
-    """R rows of M blocks of B weights each."""
-
-    integers: torch.Tensor
-    """[R, M, B] uint8."""
-    scales: torch.Tensor
-    """[R, M] float32; may be negative."""
-    zeros: torch.Tensor
-    """[R, M] uint8."""
-
-
-Round = Callable[["torch.Tensor"], Quantised]
-"""Finite weights [R, K] float32 -> blocks along K, the last padded with zeros. Rows are independent."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ Stacks of experts and transposed weights (Conv1D) are quantised without the text
 
 from __future__ import annotations
 
-import math
 import threading
 import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -16,6 +15,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -24,16 +24,17 @@ from partita.errors import CheckpointError
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.naming import Sources
 from partita.export.progress import Stage
-from partita.export.quantise import CALIBRATED, Packing, Quantised, Round
-from partita.export.quantise.reference import ROWS_ELEMENTS, parameter_names
+from partita.export.quantise import CALIBRATED, Packing
+from partita.export.quantise.reference import parameter_names
 from partita.export.quantise.rewrite import PlacedWeight
-from partita.export.quantise.rounding import gptq
+from partita.export.quantise.rounding import Round, gptq
 from partita.export.quantise.weight_source import QuantisedSource, in_parts, restored
 from partita.export.trace.fake_model import quiet, translate_errors
 from partita.export.verify import texts
 from partita.export.verify.known_answer import check_memory
 from partita.export.verify.texts import Text
-from partita.export.weights.origins import IndexReader, Origin, blocks
+from partita.export.weights import Quantised
+from partita.export.weights.origins import whole_rows
 from partita.process import give_back
 
 WINDOWS_ABREAST = 4
@@ -71,12 +72,7 @@ def check_calibration_memory(placed: Iterable[PlacedWeight], parameters: int, hi
 
 
 def calibrate(
-    model: Any,
-    checkpoint: Checkpoint,
-    text: Text,
-    placed: Iterable[PlacedWeight],
-    sources: Sources,
-    stage: Stage,
+    model: Any, checkpoint: Checkpoint, text: Text, placed: Iterable[PlacedWeight], sources: Sources, stage: Stage
 ) -> list[str]:
     """Quantise the weights of `placed` in place. Returns the uncalibrated ones. Raises CheckpointError."""
     weights, others = _weights_to_quantise(model, placed, sources)
@@ -117,7 +113,7 @@ class _ModuleQuantiser:
         weight = module.weight.detach()
         found = in_parts(self._round(readers[0][1].packing, given), weight)
         for tensor, each in readers:
-            rows, of_tensor = _rows_of(each.origin, tensor)
+            rows, of_tensor = whole_rows(each.origin, tensor)
             each.rounded.add(each, rows, Quantised(*(part[of_tensor] for part in found)))
         weight.copy_(restored(found)[:, : weight.shape[1]])
         return True
@@ -161,7 +157,7 @@ def _weights_to_quantise(
         is_product = not each.of_experts and any(readers_of.values())
         if is_product and each.packed.packing.quantiser != CALIBRATED:
             continue
-        if not is_product or not _keeps_rows(each.packed.origin):
+        if not is_product or not all(len(whole_rows(each.packed.origin, tensor)[0]) for tensor in readers_of):
             others.update(each.modules[:1])
             continue
         for tensor, modules in readers_of.items():
@@ -179,25 +175,8 @@ def _weights_to_quantise(
     return found, others
 
 
-def _rows_of(origin: Origin, tensor: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """The rows of a weight that are rows of `tensor`, and the indices of these."""
-    places = IndexReader(origin.tensors())
-    index = origin.read(((0, origin.shape[0]), (0, 1)), places)[:, 0]
-    info, first = next((info, first) for info, first in places.first.items() if info.name == tensor)
-    rows = ((index >= first) & (index < first + math.prod(info.shape))).nonzero()[:, 0]
-    return rows, (index[rows] - first) // info.shape[1]
-
-
-def _keeps_rows(origin: Origin) -> bool:
-    """Whether rows of a weight are whole rows of tensors."""
-    places = IndexReader(origin.tensors())
-    for region in blocks(origin.shape, ROWS_ELEMENTS):
-        index = origin.read(region, places)
-        for info, first in places.first.items():
-            rows = index[(index[:, 0] >= first) & (index[:, 0] < first + math.prod(info.shape))]
-            if rows.shape[1] != info.shape[1] or not bool((rows.diff(dim=1) == 1).all()):
-                return False
-    return True
+Stop = tuple[str, torch.Tensor]
+"""The module that a pass stops before, and the module's input."""
 
 
 class _CancelledError(BaseException):
@@ -209,49 +188,45 @@ class _Pass(threading.Thread):
 
     def __init__(self, forward: Callable[[], object]) -> None:
         super().__init__(daemon=True)
-        self.stop: tuple[str, torch.Tensor] | None = None
-        """The module that it stops before, and the module's input; None at the end."""
-        self.failed: BaseException | None = None
-        self.cancelled = False
-        self._forward, self._go, self._back = forward, threading.Semaphore(0), threading.Semaphore(0)
+        self.stop: Stop | None = None
+        """Where it waits; None at the end."""
+        self._forward, self._go, self._back = forward, SimpleQueue[bool](), SimpleQueue[Stop | BaseException | None]()
 
     def run(self) -> None:
         """Run the pass from the first `resume` on."""
+        ended: BaseException | None = None
         try:
             self._wait()
             with torch.no_grad():  # a per-thread setting
                 self._forward()
         except _CancelledError:
-            pass
+            return
         except BaseException as error:  # noqa: BLE001 - raised again in the waiting thread
-            self.failed = error
-        self.stop = None
-        self._back.release()
+            ended = error
+        self._back.put(ended)
 
     def _wait(self) -> None:
-        self._go.acquire()
-        if self.cancelled:
+        if not self._go.get():
             raise _CancelledError
 
     def resume(self) -> None:
         """Continue to the next stop, or to the end. Raises what the pass raises."""
-        self._go.release()
-        self._back.acquire()
-        if self.failed is not None:
-            raise self.failed
+        self.stop = None
+        self._go.put(True)
+        found = self._back.get()
+        if isinstance(found, BaseException):
+            raise found
+        self.stop = found
 
     def wait_before(self, module: str, given: torch.Tensor) -> None:
         """Stop before a module until continued; called by the pass's own thread."""
-        self.stop = module, given
-        self._back.release()
+        self._back.put((module, given))
         self._wait()
-        self.stop = None
 
     def cancel(self) -> None:
         """End the pass where it is."""
-        self.cancelled = True
         if self.ident is not None:  # started
-            self._go.release()
+            self._go.put(False)
             self.join()
 
 

@@ -28,6 +28,8 @@ from partita.export.weights import to_ir
 USUAL = frozenset({32, 64})
 """Smaller blocks that are assumed to be supported without a probe."""
 FORMS = {each.name: each for each in (*forms.FORMS, *integer_forms.FORMS)}
+Use = Literal["product", "lookup", "experts"]
+"""The operator that reads a weight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,35 +49,28 @@ class Plan:
     stored: AsStored | None = None
     """Keeps stored integers; other weights stay floats unless a setting matches. None: every weight is quantised."""
 
-    def packing(self, modules: Iterable[str], width: int, *, embedding: bool = False) -> Packing | None:
-        """The packing of a weight with rows of `width`, by the last matching setting; None where it stays a float."""
-        bits = self._bits(modules, 8 if embedding else self.bits)
-        if bits is None:
-            return None
-        return self.embedding_packing(bits, width) if embedding else self.packed(bits, width)
+    def packing(self, modules: Iterable[str], *widths: int, use: Use = "product") -> Packing | None:
+        """The packing of weights with rows of `widths`, by the last matching setting; None where they stay floats.
 
-    def experts(self, modules: Iterable[str], widths: Collection[int]) -> Packing | None:
-        """The packing of one layer's expert stacks, with rows of `widths`; None where they stay floats."""
-        bits = self._bits(modules, self.bits)
-        if bits is None or not (self.form.experts and self.kernels.experts):
+        Several weights are the expert stacks of one operator.
+        """
+        setting, default = self.setting(modules), 8 if use == "lookup" else self.bits
+        bits = setting.bits if setting is not None else default if self.stored is None else None
+        if bits is None or (use == "experts" and not (self.form.experts and self.kernels.experts)):
             return None
-        size = next(self._dividing(bits, *widths), None)
-        return None if size is None else Packing(Grid(bits, self.kernels.symmetric), size, self.quantiser)
-
-    def _bits(self, modules: Iterable[str], default: int) -> int | None:
-        setting = self.setting(modules)
-        return setting.bits if setting is not None else default if self.stored is None else None
+        return self.embedding_packing(bits, *widths) if use == "lookup" else self.packed(bits, *widths)
 
     def setting(self, modules: Iterable[str]) -> Keep | None:
         """The last setting that matches any of the modules."""
         where = list(modules)
         return next((keep for keep in reversed(self.keep) if any(keep.fits(module) for module in where)), None)
 
-    def packed(self, bits: int, width: int) -> Packing | None:
-        """A packing for products with rows of `width`; None where blocks must divide a row and none does."""
+    def packed(self, bits: int, *widths: int) -> Packing | None:
+        """A packing for products with rows of `widths`; None where blocks must divide a row and none does."""
         if self.form.one_scale:
-            return Packing(Grid(bits, symmetric=True), width, self.quantiser)
-        size = next(self._dividing(bits, width), BLOCK_SIZES[0] if self.form.fills_up else None)
+            return Packing(Grid(bits, symmetric=True), widths[0], self.quantiser)
+        fills_up = self.form.fills_up and len(widths) == 1  # not in stacks of experts
+        size = next(self._dividing(bits, *widths), BLOCK_SIZES[0] if fills_up else None)
         return None if size is None else Packing(Grid(bits, self.kernels.symmetric), size, self.quantiser)
 
     def embedding_packing(self, bits: int, width: int) -> Packing | None:
@@ -131,8 +126,8 @@ def make_plan(
     standard = kernels.folds or (options.attention != AUTO and not lowering(options.attention).domains)
     candidates = _fitting(_candidates(standard, integers=integers), options, keep)
     first = candidates[0]
-    plan = Plan(bits, options.block_size, options.rounding, kernels, first, keep, options.activations or "fp32")
-    plan = replace(plan, stored=stored)
+    activations = options.activations or "fp32"
+    plan = Plan(bits, options.block_size, options.rounding, kernels, first, keep, activations, stored=stored)
     if target is None:
         return plan
     packings = () if stored is None else tuple(stored.packings())
@@ -203,7 +198,6 @@ PROBED_WIDTH = 256
 PROBED_OPSET, PROBED_IR_VERSION = 21, 10
 PROBED_SIZES: Mapping[str, tuple[int, ...]] = {"x": (1, 1, PROBED_WIDTH), "ids": (1, 1)}
 """Input shapes of the probes."""
-Use = Literal["product", "lookup", "experts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,10 +292,6 @@ def probe_model(plan: Plan, use: Use, packings: Sequence[Packing], dtype: ir.Dat
         else:
             weight = _zeros(place, f"w{index}", form.look_up.layout, packing, dtype)
             graph.outputs.append(form.look_up.write(place, given, weight))
-    for index, written in enumerate(graph):
-        written.name = f"{written.op_type}_{index}"
-        for value in written.outputs:
-            value.name = f"{written.name}.output"
     return bytes(ir.to_proto(ir.Model(graph, ir_version=PROBED_IR_VERSION)).SerializeToString())
 
 
@@ -311,5 +301,5 @@ def _zeros(place: Place, name: str, layout: Layout, packing: Packing, dtype: ir.
     for part in layout.parts(packing, dtype, PROBED_WIDTH, PROBED_WIDTH):
         array = np.ones(part.shape) if part.dtype.is_floating_point() else np.zeros(part.shape)
         tensor = ir.tensor(array.astype(part.dtype.numpy()), dtype=part.dtype)
-        values.append(added(place.graph, tensor, f"{name}.{part.label}" if part.label else name))
+        values.append(added(place.graph, tensor, part.named(name)))
     return Weight(tuple(values), PROBED_WIDTH, PROBED_WIDTH, packing)

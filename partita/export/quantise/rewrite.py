@@ -18,7 +18,7 @@ from dataclasses import replace as replace_fields
 
 import onnx_ir as ir
 
-from partita.export.passes.base import Pass, TracedGraph, drop_unused_initializers, replace
+from partita.export.passes.base import Pass, TracedGraph, added, drop_unused_initializers, replace
 from partita.export.passes.cleaning import MODULE
 from partita.export.passes.manager import run as run_passes
 from partita.export.quantise import Packing, paths
@@ -36,7 +36,7 @@ from partita.export.quantise.stored_integers import is_stored
 from partita.export.quantise.weight_source import Layout, QuantisedSource
 from partita.export.weights import of_ir
 from partita.export.weights.origins import ReorderedOrigin
-from partita.export.weights.sources import FloatSource, initializers, weight_part
+from partita.export.weights.sources import FloatSource, StoredPart, weight_part
 from partita.observations.text_format import human_bytes, plural
 from partita.package.records import PackedKind, PackedWeights
 
@@ -168,23 +168,13 @@ class _Rewriter:
             outcome.kept_by_setting |= {plain.name: plain.elements for plain in weights}
             return None
         if plan.stored is not None and any(map(is_stored, origins)):
-            stored = stored_packing(plan, where, weights, use)
-            if stored is None:
-                return None
-            packing, origins = stored
+            found = stored_packing(plan, where, weights, use)
         else:
-            widths = [origin.shape[1] for origin in origins]
-            chosen = (
-                plan.experts(where, widths)
-                if use == "experts"
-                else plan.packing(where, widths[0], embedding=use == "lookup")
-            )
-            if chosen is None:
-                return None
-            packing = chosen
-        return [
-            QuantisedSource.of(replace_fields(plain, origin=origin), packing, layout, plan.rounded)
-            for plain, origin in zip(weights, origins, strict=True)
+            packing = plan.packing(where, *(origin.shape[1] for origin in origins), use=use)
+            found = None if packing is None else (packing, origins)
+        return found and [
+            QuantisedSource.of(replace_fields(plain, origin=origin), found[0], layout, rounded=plan.rounded)
+            for plain, origin in zip(weights, found[1], strict=True)
         ]
 
     def _experts(self, node: ir.Node) -> bool:
@@ -210,10 +200,7 @@ class _Rewriter:
         if isinstance(packed.origin, ReorderedOrigin):
             hidden = reordered(place, hidden, packed.origin.order)
         made = self.plan.form.product.write(place, hidden, bias, self._weight(packed, node))
-        if views is None:
-            self._replace(node, made)
-        else:
-            self._replace(views[1], made, dead=(node, views[0]))
+        self._replace(node if views is None else views[1], made)
 
     def _replace_lookup(self, node: ir.Node, tokens: ir.Value | None, heads: dict[frozenset[str], Packing]) -> bool:
         """Replace the Gather of an embedding by the form's lookup; False where it is not one."""
@@ -240,11 +227,11 @@ class _Rewriter:
         self._replace(node, form.look_up.write(place, tokens, self._weight(packed, node)))
         return True
 
-    def _replace(self, node: ir.Node, value: ir.Value, dead: tuple[ir.Node, ...] = ()) -> None:
-        """Replace the output of `node` by `value`, and remove dead nodes of `dead`."""
+    def _replace(self, node: ir.Node, value: ir.Value) -> None:
+        """Replace the output of `node` by `value`."""
         new = value.producer()
         assert new is not None
-        replace(self.graph, node, new, dead)
+        replace(self.graph, node, new)
 
     def _weight(self, packed: QuantisedSource, node: ir.Node, *, of_experts: bool = False) -> Weight:
         """A weight for node writers, with initializers created once per graph."""
@@ -253,10 +240,8 @@ class _Rewriter:
             name = f"{packed.name}.{packed.packing.name}"
             if name in self.graph.initializers:  # a tied embedding with another layout than the head
                 name = f"{name}.rows"
-            self.values[key] = initializers(packed, name)
-            for value in self.values[key]:
-                assert value.name is not None
-                self.graph.initializers[value.name] = value
+            parts = [StoredPart(packed, index) for index in range(len(packed.parts))]
+            self.values[key] = tuple(added(self.graph, each, each.part.named(name)) for each in parts)
         known = self.outcome.placed.get(key)
         modules = () if known is None else known.modules
         values = self.values[key] if known is None else known.values

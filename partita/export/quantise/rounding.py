@@ -21,7 +21,8 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from partita.export.quantise import Grid, Quantised, Round
+from partita.export.quantise import Grid
+from partita.export.weights import Quantised
 
 SHARES = (0.8, 0.86, 0.91, 0.96, 1.0)
 """Tested fractions of the whole range. Eight fractions from 0.75 reduce the squared error by 0.1 to 0.3 % only."""
@@ -31,6 +32,8 @@ LARGEST_EXACT = 1 << 24
 """Up to here float32 has every integer."""
 DAMPING = 0.01
 """Fraction of the mean of H's diagonal, added to it, so that directions that are rare in the text keep some weight."""
+Round = Callable[[torch.Tensor], Quantised]
+"""Finite weights [R, K] float32 -> blocks along K, the last padded with zeros. Rows are independent."""
 
 
 def _nearest(weights: torch.Tensor, grid: Grid) -> Quantised:

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache
 
 import torch
 
 from partita.errors import CheckpointError
 from partita.export.checkpoint.description import Checkpoint
-from partita.export.checkpoint.stored_formats import AffineWeight, Parts, StoredFloats, affine, container
+from partita.export.checkpoint.stored_formats import AffineWeight, StoredFloats, affine, container
 from partita.export.checkpoint.weight_files import OpenFiles
-from partita.export.quantise import Grid, Packing, Quantised
+from partita.export.quantise import Grid, Packing
+from partita.export.weights import Quantised
 from partita.export.weights.origins import (
     IndexReader,
     LeafReader,
@@ -146,28 +147,25 @@ def _rows_of_blocks(origin: Origin, rows: Iterable[int], files: Reader) -> torch
     return torch.cat([origin.read(((row, row + 1), (0, width)), reader) for row in rows])
 
 
-def _part(
-    files: Reader, known: dict[tuple[str, Region], Parts], name: str, info: TensorInfo, region: Region
-) -> torch.Tensor:
-    """The integer, scale or zero point of every value of a stored weight in `region`; `known`: a cache."""
-    weight = affine(info)
-    assert weight is not None
-    if (info.name, region) not in known:  # the other two parts are read next
-        known[info.name, region] = weight.parts(region, files)
-    part: torch.Tensor = getattr(known[info.name, region], name)
-    return part.expand([end - begin for begin, end in region])
-
-
 def rows(checkpoint: Checkpoint, origin: Origin, packing: Packing) -> Iterator[tuple[int, Quantised]]:
     """First row and rows of a weight [N, K] as stored, in order. Raises CheckpointError for mixed blocks."""
     size, grid, width = packing.block_size, packing.grid, origin.shape[1]
     with OpenFiles() as files:
+
+        @cache
+        def parts(info: TensorInfo, region: Region) -> Quantised:
+            weight, sizes = affine(info), [end - begin for begin, end in region]
+            assert weight is not None
+            return Quantised(*(part.expand(sizes) for part in weight.parts(region, files)))
+
+        def reader(name: str) -> LeafReader:
+            return LeafReader(lambda info, region: getattr(parts(info, region), name))
+
         for region in blocks(origin.shape, ROWS_ELEMENTS):
-            part = partial(_part, files, {})
             integers, scales, zeros = (
-                origin.read(region, LeafReader(partial(part, name))).reshape(-1, width // size, size)
-                for name in Quantised._fields
+                origin.read(region, reader(name)).reshape(-1, width // size, size) for name in Quantised._fields
             )
+            parts.cache_clear()
             first, zero = scales[..., :1], zeros[..., :1]
             alike = bool((scales == first).all()) and bool((zeros == zero).all())
             finite = bool(torch.isfinite(scales).all())

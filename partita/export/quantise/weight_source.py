@@ -18,9 +18,9 @@ import torch
 
 from partita.errors import CheckpointError
 from partita.export.checkpoint.weight_files import OpenFiles
-from partita.export.quantise import Grid, Packing, Quantised, Round, stored_integers, without_text
-from partita.export.quantise.rounding import QUANTISERS
-from partita.export.weights import of_ir, pack, to_torch, unpack
+from partita.export.quantise import Grid, Packing, stored_integers, without_text
+from partita.export.quantise.rounding import QUANTISERS, Round
+from partita.export.weights import Quantised, of_ir, pack, to_torch, unpack
 from partita.export.weights.origins import Origin, blocks
 from partita.export.weights.sources import (
     SLICE_BYTES,
@@ -196,16 +196,9 @@ class QuantisedSource(WeightSource):
     """The calibration results, read when the weight is written."""
 
     @classmethod
-    def of(
-        cls,
-        plain: FloatSource,
-        packing: Packing,
-        layout: Layout = InRows(),
-        rounded: CalibratedWeights | None = None,
-    ) -> QuantisedSource:
-        """The quantised `plain`, a weight [N, K]."""
-        own = plain.checkpoint, plain.origin, plain.dtype, plain.name, plain.parameters
-        return cls(*own, packing=packing, layout=layout, rounded=rounded or CalibratedWeights())
+    def of(cls, plain: FloatSource, packing: Packing, layout: Layout = InRows(), **more: Any) -> QuantisedSource:
+        """The quantised `plain`, a weight [N, K]. `more`: its calibration results."""
+        return cls(**vars(plain), packing=packing, layout=layout, **more)
 
     @property
     def floats(self) -> FloatSource:
@@ -259,7 +252,7 @@ class QuantisedSource(WeightSource):
             for region in blocks(self.origin.shape, SLICE_BYTES // 4):
                 start, _ = region[0]
                 parts = torch.split(self.origin.read(region, files), max(1, WORKING_ELEMENTS // self.width))
-                for part, quantised in zip(parts, pool.map(self._quantised_if_finite, parts), strict=True):
+                for part, quantised in zip(parts, pool.map(self._quantised, parts), strict=True):
                     if quantised is None:
                         which = non_finite_message(self.origin, self.name, files)
                         raise CheckpointError(f"{self.checkpoint.location}: {which}; the checkpoint is damaged")
@@ -276,14 +269,11 @@ class QuantisedSource(WeightSource):
         """The key of its calibration results, which do not depend on the layout."""
         return self.origin, self.packing.grid, self.packing.block_size
 
-    def _quantised_if_finite(self, rows: torch.Tensor) -> Quantised | None:
-        """Rows [R, K] of any dtype, quantised; None if a weight is NaN or infinite."""
-        rows = rows.to(torch.float32)
-        return self.quantised(rows) if torch.isfinite(rows).all() else None
-
-    def quantised(self, rows: torch.Tensor) -> Quantised:
-        """Rows [R, K] quantised in blocks, without a text; the last block is padded with zeros."""
-        size, count = self.packing.block_size, self.blocks_per_row
+    def _quantised(self, rows: torch.Tensor) -> Quantised | None:
+        """Rows [R, K] in blocks, the last padded with zeros, without a text; None if a weight is NaN or infinite."""
+        size, count, rows = self.packing.block_size, self.blocks_per_row, rows.to(torch.float32)
+        if not torch.isfinite(rows).all():
+            return None
         if rows.shape[1] < count * size:
             rows = torch.nn.functional.pad(rows, (0, count * size - rows.shape[1]))
         return QUANTISERS[self.packing.quantiser](rows.reshape(-1, count, size), self.packing.grid)

@@ -1,6 +1,8 @@
-"""Lazy weights, from checkpoint files to external data. Here: element types, and packed integers."""
+"""Lazy weights, from checkpoint files to external data. Here: element types, and quantised numbers."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import onnx_ir as ir
 import torch
@@ -33,6 +35,17 @@ def to_ir(name: str) -> ir.DataType:
 def of_ir(dtype: ir.DataType) -> str:
     """`ir.DataType.FLOAT` -> `float32`."""
     return dtypes.dtype_numbered(int(dtype)).name
+
+
+class Quantised(NamedTuple):
+    """Numbers s * (q - z): of R rows of M blocks of B each, or of the elements of a region."""
+
+    integers: torch.Tensor
+    """q: [R, M, B], or of the shape of the region; uint8."""
+    scales: torch.Tensor
+    """s: [R, M], or of a shape that broadcasts to that of the region; float32, may be negative."""
+    zeros: torch.Tensor
+    """z: likewise; uint8."""
 
 
 def pack(integers: torch.Tensor, bits: int) -> torch.Tensor:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import onnx_ir as ir
@@ -27,14 +28,14 @@ from partita.export.weights import CHECKPOINT, COMPUTING, to_ir
 from partita.export.weights.origins import Origin, TensorInfo
 from partita.export.weights.sources import (
     SLICE_BYTES,
+    FloatSource,
     StoredPart,
     WeightSource,
-    checkpoint_weight,
     weight_part,
     workers,
 )
 from partita.observations.text_format import human_bytes, plural
-from partita.package.folder import WEIGHTS
+from partita.package.folder import WEIGHTS, FileRecord
 
 COMPUTED_IN = frozenset(to_ir(name) for name in COMPUTING)
 INLINE_BYTES = 1024
@@ -66,7 +67,7 @@ def attach(model: ir.Model, checkpoint: Checkpoint, sources: Sources, buffers: M
             wrong.append(problem)
         elif value.dtype in COMPUTED_IN:
             known_as = origin.name if isinstance(origin, TensorInfo) else name
-            value.const_value = checkpoint_weight(checkpoint, origin, value.dtype, name=known_as, parameter=name)
+            value.const_value = StoredPart(FloatSource(checkpoint, origin, value.dtype, known_as, (name,)))
         else:
             with OpenFiles() as files:
                 value.const_value = ir.tensor(origin.read_all(files).contiguous(), name=name)
@@ -125,14 +126,6 @@ def parameter_count(models: Iterable[ir.Model]) -> int:
 def _weights(model: ir.Model) -> Iterator[StoredPart]:
     """Weight parts that are not written yet."""
     return (part for value in model.graph.initializers.values() if (part := weight_part(value)) is not None)
-
-
-@dataclass(frozen=True, slots=True)
-class DataFile:
-    """The written external data file."""
-
-    size_bytes: int
-    sha256: str
 
 
 def planned_bytes(models: Iterable[ir.Model]) -> int:
@@ -204,7 +197,7 @@ class _FileLayout:
         with workers(), ThreadPoolExecutor(AHEAD) as threads:
             for last, (content, offsets) in enumerate(self.contents, 1):
                 small = isinstance(content, WeightSource) and _is_small(content)
-                found = threads.submit(copy_context().run, _converted, content) if small else None
+                found = threads.submit(copy_context().run, partial(list[_Piece], _pieces(content))) if small else None
                 waiting.append((content, offsets, found))
                 while len(waiting) > (AHEAD if last < len(self.contents) else 0):
                     content, offsets, found = waiting.popleft()
@@ -226,17 +219,13 @@ def _is_small(weight: WeightSource) -> bool:
     return mapped and sum(part.size_bytes for part in weight.parts) <= SLICE_BYTES
 
 
-def _converted(content: _Content) -> list[_Piece]:
-    return list(_pieces(content))
-
-
 def file_bytes(models: Iterable[ir.Model]) -> int:
     """Size of the external data file in bytes."""
     return _FileLayout.of(models).size_bytes
 
 
-def write_data(models: Sequence[ir.Model], folder: Path, stage: Stage) -> DataFile:
-    """Write large initializers to `folder`/model.onnx.data, and refer to it. Raises ResourceError."""
+def write_data(models: Sequence[ir.Model], folder: Path, stage: Stage) -> FileRecord:
+    """Write large initializers to `folder`/model.onnx.data, and refer to it; its record. Raises ResourceError."""
     try:
         with (folder / WEIGHTS).open("wb") as stream, ThreadPoolExecutor(1) as hashing:
             layout, digest = _FileLayout.of(models), hashlib.sha256()
@@ -258,7 +247,7 @@ def write_data(models: Sequence[ir.Model], folder: Path, stage: Stage) -> DataFi
         value.const_value = ir.ExternalTensor(
             WEIGHTS, offset, length, tensor.dtype, shape=shape, name=name, base_dir=folder
         )
-    return DataFile(layout.size_bytes, digest.hexdigest())
+    return FileRecord(name=WEIGHTS, size_bytes=layout.size_bytes, sha256=digest.hexdigest())
 
 
 def translate_space(error: OSError, folder: Path) -> PartitaError:

@@ -332,3 +332,21 @@ class IndexReader(Reader):
             places = places + (index * stride).reshape(-1, *[1] * (len(region) - 1 - axis))
             stride *= info.shape[axis]
         return places
+
+
+def whole_rows(origin: Origin, name: str, *, transposed: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rows of a weight [N, K] that are whole rows of a tensor, or its columns if `transposed`; their indices in it.
+
+    Both are empty where there are none. One row is checked, because an origin treats all rows of a tensor alike.
+    """
+    (count, width), places = origin.shape, IndexReader(origin.tensors())
+    info, first = next((info, first) for info, first in places.first.items() if info.name == name)
+    row, column = (1, info.shape[1]) if transposed else (width, 1)
+    local = origin.read(((0, count), (0, 1)), places)[:, 0] - first
+    rows = ((local >= 0) & (local < math.prod(info.shape))).nonzero()[:, 0]
+    if len(rows) and width == info.shape[0 if transposed else 1]:
+        one = int(rows[0])
+        along = origin.read(((one, one + 1), (0, width)), places)[0] - first
+        if torch.equal(along, local[one] // row * row + torch.arange(width) * column):
+            return rows, local[rows] // row
+    return rows[:0], rows[:0]

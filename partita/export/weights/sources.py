@@ -37,6 +37,10 @@ class Part:
     label: str = ""
     """Its role in the weight: scales, zero points; empty for the only part."""
 
+    def named(self, weight: str) -> str:
+        """The name of this part of a weight."""
+        return f"{weight}.{self.label}" if self.label else weight
+
     @property
     def size_bytes(self) -> int:
         """Size in the file; elements below 8 bits are packed."""
@@ -163,8 +167,8 @@ class StoredPart(ir.LazyTensor):
 
     def __init__(self, source: WeightSource, index: int = 0, *, shape: tuple[int, ...] | None = None) -> None:
         self.part = source.parts[index]
-        name = f"{source.name}.{self.part.label}" if self.part.label else source.name
-        super().__init__(self._whole, self.part.dtype, ir.Shape(self.part.shape if shape is None else shape), name=name)
+        sizes, name = ir.Shape(self.part.shape if shape is None else shape), self.part.named(source.name)
+        super().__init__(self._whole, self.part.dtype, sizes, name=name)
         self.source, self.index = source, index
 
     @property
@@ -223,31 +227,3 @@ def weight_part(value: ir.Value | None) -> StoredPart | None:
     """The weight part of `value`; None where it is no checkpoint weight."""
     tensor = None if value is None else value.const_value
     return tensor if isinstance(tensor, StoredPart) else None
-
-
-def initializers(source: WeightSource, name: str) -> tuple[ir.Value, ...]:
-    """A graph value for every part of `source`, the first named `name`."""
-    parts = [StoredPart(source, index) for index in range(len(source.parts))]
-    return tuple(
-        ir.Value(
-            name=f"{name}.{each.part.label}" if each.part.label else name,
-            shape=each.shape,
-            type=ir.TensorType(each.dtype),
-            const_value=each,
-        )
-        for each in parts
-    )
-
-
-def checkpoint_weight(
-    checkpoint: Checkpoint,
-    source: str | Origin,
-    dtype: ir.DataType,
-    *,
-    name: str | None = None,
-    parameter: str | None = None,
-) -> StoredPart:
-    """A plain weight of a tensor or origin, as `dtype`. `parameter`: its name in the model, if another."""
-    origin: Origin = checkpoint.tensors[source] if isinstance(source, str) else source
-    name = name or min(info.name for info in origin.tensors())
-    return StoredPart(FloatSource(checkpoint, origin, dtype, name, (parameter or name,)))

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import onnx_ir as ir
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -26,9 +25,10 @@ from partita.export.checkpoint.naming import Sources, match_names
 from partita.export.checkpoint.weight_files import OpenFiles
 from partita.export.weights import sources as weight_sources
 from partita.export.weights.origins import ComputedOrigin, TensorInfo
-from partita.export.weights.sources import checkpoint_weight
+from partita.export.weights.sources import StoredPart
 from tests.checkpoints import edit_tensors
 from tests.conftest import TinyCheckpoint
+from tests.export.nets import float_source
 
 Copy = Callable[[Path], Path]
 SMALL: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 24}
@@ -75,7 +75,7 @@ def stack_of(folder: Path) -> Any:
     checkpoint, sources = matched(folder)
     origin = sources.of(STACK)
     assert origin is not None
-    return checkpoint_weight(checkpoint, origin, ir.DataType.FLOAT)
+    return StoredPart(float_source(checkpoint, origin))
 
 
 @pytest.mark.parametrize("stacked", [False, True], ids=["as_saved", "as_in_the_model"])

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 import pytest
 import torch
 
@@ -22,10 +21,10 @@ from partita.export.quantise.rewrite import PlacedWeight
 from partita.export.quantise.weight_source import CalibratedWeights, QuantisedSource
 from partita.export.verify.known_answer import load
 from partita.export.verify.texts import Text
-from partita.export.weights.sources import FloatSource, checkpoint_weight
 from partita.package.folder import read_manifest
 from tests.checkpoints import edit_tensors
 from tests.conftest import Exported, TinyCheckpoint
+from tests.export.nets import float_source
 from tests.export.quantise.test_precision import checked, export_to
 
 GATE, DOWN = "model.layers.1.mlp.gate_proj", "model.layers.1.mlp.down_proj"
@@ -41,8 +40,7 @@ def placed(folder: Path, names: tuple[str, ...], rounded: CalibratedWeights) -> 
     """Modules whose weights are to be packed."""
     found, packing = [], Packing(Grid(4, symmetric=False), 32, "gptq")
     for name in names:
-        source = checkpoint_weight(open_checkpoint(str(folder)), f"{name}.weight", ir.DataType.FLOAT).source
-        assert isinstance(source, FloatSource)
+        source = float_source(open_checkpoint(str(folder)), f"{name}.weight")
         found.append(PlacedWeight(QuantisedSource.of(source, packing, rounded=rounded), (name,), ()))
     return found
 

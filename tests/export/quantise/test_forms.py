@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from partita.export.checkpoint.description import open_checkpoint
+from partita.export.passes.base import added
 from partita.export.progress import Silent, stage
 from partita.export.quantise import Grid, Packing, weight_source
 from partita.export.quantise.forms import Form, Place, Weight
@@ -22,10 +23,11 @@ from partita.export.quantise.rewrite import PlacedWeight
 from partita.export.quantise.weight_source import QuantisedSource
 from partita.export.target import Kernels
 from partita.export.weights import external_data as weights
-from partita.export.weights.sources import FloatSource, StoredPart, checkpoint_weight, initializers
+from partita.export.weights.sources import FloatSource, StoredPart
 from partita.runtime.chain.cpu_settings import EXACT, supports_exact
 from partita.runtime.place.tensor_types import tensor_types
 from tests.conftest import TinyCheckpoint
+from tests.export.nets import float_source
 
 WIDTH = 96
 NAME = "model.layers.0.mlp.down_proj.weight"  # [64, 96]
@@ -46,9 +48,7 @@ def wide_integers(path: Path) -> dict[str, str]:
 
 def plain(folder: Path, name: str = NAME) -> FloatSource:
     """A weight of a checkpoint, as it would be in fp32."""
-    source = checkpoint_weight(open_checkpoint(str(folder)), name, ir.DataType.FLOAT).source
-    assert isinstance(source, FloatSource)
-    return source
+    return float_source(open_checkpoint(str(folder)), name)
 
 
 def found_by_quantiser(weight: QuantisedSource) -> np.ndarray:
@@ -74,9 +74,10 @@ class Written:
         kind = ir.DataType.INT64 if look_up else ir.DataType.FLOAT
         shape = ir.Shape([batch, length] if look_up else [batch, length, weight.width])
         given = ir.Value(name="x", shape=shape, type=ir.TensorType(kind))
-        self.values = initializers(weight, "w")
         opsets = {"": max(written.opset, 18), "com.microsoft": 1}
-        graph = ir.Graph([given], [], nodes=[], initializers=list(self.values), opset_imports=opsets, name="one")
+        graph = ir.Graph([given], [], nodes=[], opset_imports=opsets, name="one")
+        stored = [StoredPart(weight, index) for index in range(len(weight.parts))]
+        self.values = tuple(added(graph, each, each.part.named("w")) for each in stored)
         place = Place(graph, None, Kernels())
         parts = Weight(self.values, weight.rows, weight.width, weight.packing)
         if look_up:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 import pytest
 import torch
 
@@ -26,11 +25,11 @@ from partita.export.target import Kernels
 from partita.export.verify import quality
 from partita.export.verify.known_answer import load
 from partita.export.verify.texts import Text
-from partita.export.weights.sources import FloatSource, checkpoint_weight
 from partita.package.folder import QUALITY, WEIGHTS, read_manifest
 from partita.package.records import PackedWeights, Quality
 from tests.conftest import Exported, TinyCheckpoint
 from tests.export.breadth import recipes
+from tests.export.nets import float_source
 from tests.export.quantise.test_precision import attributes, checked, export_to, nodes
 
 ROOM = 20_000
@@ -43,8 +42,7 @@ def placed(folder: Path, names: tuple[str, ...] = NAMES, plan: Plan = PLAN) -> l
     """Modules whose weights are packed."""
     found = []
     for name in names:
-        source = checkpoint_weight(open_checkpoint(str(folder)), f"{name}.weight", ir.DataType.FLOAT).source
-        assert isinstance(source, FloatSource)
+        source = float_source(open_checkpoint(str(folder)), f"{name}.weight")
         packing = plan.packing([name], source.origin.shape[1])
         assert packing is not None
         found.append(PlacedWeight(QuantisedSource.of(source, packing), (name,), ()))
@@ -93,9 +91,9 @@ def test_modules_in_keep_are_excluded_from_the_search(tiny_checkpoint: TinyCheck
 def test_tied_float_embedding_is_unchanged_if_head_is_quantised(tiny_checkpoint: TinyCheckpoint) -> None:
     checkpoint = open_checkpoint(str(tiny_checkpoint("llama", tied=True)))
     model = load(checkpoint)
-    source = checkpoint_weight(checkpoint, "model.embed_tokens.weight", ir.DataType.FLOAT).source
+    source = float_source(checkpoint, "model.embed_tokens.weight")
     packing = PLAN.packing(["lm_head"], 64)
-    assert isinstance(source, FloatSource) and packing is not None
+    assert packing is not None
     before = model.get_input_embeddings().weight.detach().clone()
     head = PlacedWeight(QuantisedSource.of(source, packing), ("lm_head",), ())
     with torch.no_grad():

@@ -73,7 +73,7 @@ def test_block_size_divides_rows_if_possible(width: int, asked: int | None, size
     assert plan is not None
     found = plan.packing(["lm_head"], width)
     assert found is not None and found.block_size == size
-    embedding = plan.packing(["embed_tokens"], width, embedding=True)
+    embedding = plan.packing(["embed_tokens"], width, use="lookup")
     assert embedding is not None and (embedding.block_size == size or asked is None)
 
 
@@ -101,7 +101,7 @@ def test_int8_products_are_probed_only_if_the_package_has_them() -> None:
     plan = make_plan(options(), target(narrow), MODULES, told.append)
     assert plan is not None and plan.form.name == "matmul_nbits" and plan.kernels.gather and not told
     assert plan.kernels.smaller
-    embedding = plan.packing(["model.embed_tokens"], 256, embedding=True)
+    embedding = plan.packing(["model.embed_tokens"], 256, use="lookup")
     assert embedding is not None and embedding.grid.bits == 8
     kept = make_plan(options(keep={"lm_head": "int8"}), target(narrow), MODULES, told.append)
     assert kept is not None and kept.form.name == "dequantize_linear"
@@ -115,7 +115,7 @@ def test_dequantize_linear_is_used_if_target_lacks_contrib_operators() -> None:
     assert [node.op_type for node in asked.models[-3].graph.node][:2] == ["Gather", "DequantizeLinear"]
     assert "quantised weights are stored for DequantizeLinear before MatMul" in told[-1]
     assert plan.packing(["lm_head"], 100) is None, "blocks have to divide a row"
-    embedding = plan.packing(["model.embed_tokens"], 100, embedding=True)
+    embedding = plan.packing(["model.embed_tokens"], 100, use="lookup")
     assert embedding is not None and (embedding.grid.bits, embedding.block_size) == (8, 100)
 
 

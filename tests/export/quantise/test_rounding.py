@@ -7,10 +7,11 @@ from typing import get_args
 import pytest
 import torch
 
-from partita.export.quantise import DEFAULT, Grid, Quantised
+from partita.export.quantise import DEFAULT, Grid
 from partita.export.quantise.rounding import DAMPING, QUANTISERS, fit, gptq
 from partita.export.trace import attention
 from partita.export.trace.attention import GROWING
+from partita.export.weights import Quantised
 from partita.options.export import Attention, Quantiser
 
 GRIDS = [Grid(bits, symmetric) for bits in (4, 8) for symmetric in (False, True)]

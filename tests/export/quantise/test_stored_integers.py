@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-import onnx_ir as ir
 import pytest
 import torch
 
@@ -23,13 +22,13 @@ from partita.export.quantise.stored_integers import AsStored
 from partita.export.quantise.weight_source import InColumns, InRows, Layout, QuantisedSource, restored
 from partita.export.verify.known_answer import load
 from partita.export.weights.origins import JoinedOrigin, Origin
-from partita.export.weights.sources import checkpoint_weight
 from partita.export.work import notes, with_stored
 from partita.library.exporting import replay
 from partita.package.folder import read_manifest
 from tests import quantised_checkpoints as formats
 from tests.checkpoints import edit_config, edit_tensors
 from tests.conftest import Exported, TinyCheckpoint
+from tests.export.nets import float_source
 
 GPTQ: dict[str, Any] = {"quant_method": "gptq", "bits": 4, "group_size": 32}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"}
@@ -103,8 +102,7 @@ def test_exported_integers_reproduce_stored_values(quantised: Quantised, name: s
     origins: list[Origin] = [down, JoinedOrigin.of((gate, up), 0)]
     for origin in origins:
         packing, (taken,) = AsStored(checkpoint).take([origin])
-        part = checkpoint_weight(checkpoint, taken, ir.DataType.FLOAT)
-        packed = QuantisedSource.of(part.source, packing, layout)  # type: ignore[arg-type]
+        packed = QuantisedSource.of(float_source(checkpoint, taken), packing, layout)
         with OpenFiles() as files:
             expected = taken.read_all(files)
             plain = origin.read_all(files)

@@ -26,14 +26,14 @@ import torch
 from partita import dtypes
 from partita.errors import CheckpointError, UnsupportedModelError
 from partita.export.checkpoint.adapters import ALTERNATIVE, Adapter
-from partita.export.checkpoint.adapters.merge import Site, base_note, sites
+from partita.export.checkpoint.adapters.merge import Site, sites
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.weight_files import OpenFiles, few
 from partita.export.passes.base import take_names
 from partita.export.quantise.products import weight_of_product
 from partita.export.quantise.reference import only_rearranges
 from partita.export.weights import of_ir
-from partita.export.weights.origins import IndexReader
+from partita.export.weights.origins import whole_rows
 from partita.export.weights.sources import FloatSource
 from partita.package.contract import AdapterInput
 from partita.package.folder import AdapterRecord
@@ -52,8 +52,6 @@ class SwitchableAdapter:
     adapter: Adapter
     sites: Mapping[str, Site]
     """Module -> location of its weight."""
-    notes: tuple[str, ...] = ()
-    """Notes for the user."""
 
     def rank(self, modules: Iterable[str]) -> int:
         """The sum of the ranks of its matrices for `modules`."""
@@ -74,32 +72,12 @@ class Adapters:
 class Branch:
     """A low-rank branch parallel to a MatMul."""
 
-    down: str
-    """The input A [K, r]."""
-    up: str
+    down: AdapterInput
+    """The input A [K, r]; r is a name where it is dynamic."""
+    up: AdapterInput
     """The input B [r, N]."""
-    width: int
-    """K."""
-    rows: int
-    """N."""
-    dtype: str
-    rank: int | None
-    """r; None where it is dynamic."""
-    batch_axis: int | str | None
-    """The batch axis of the inputs; None without one."""
     modules: Mapping[str, torch.Tensor]
     """Module -> the output index of each row of its weight, int64."""
-
-    @property
-    def inputs(self) -> tuple[AdapterInput, AdapterInput]:
-        """Both inputs, as records of the contract."""
-        rank: int | str = f"{self.down}_rank" if self.rank is None else self.rank
-        rows: tuple[int | str, ...] = () if self.batch_axis is None else (self.batch_axis,)
-        by_row = self.batch_axis is not None
-        return (
-            AdapterInput(name=self.down, shape=(*rows, self.width, rank), dtype=self.dtype, by_row=by_row),
-            AdapterInput(name=self.up, shape=(*rows, rank, self.rows), dtype=self.dtype, by_row=by_row),
-        )
 
 
 def match_switchable(checkpoint: Checkpoint, model: torch.nn.Module, name: str, adapter: Adapter) -> SwitchableAdapter:
@@ -112,8 +90,7 @@ def match_switchable(checkpoint: Checkpoint, model: torch.nn.Module, name: str, 
             "merge it with `adapter`",
             option="with_adapters",
         )
-    notes = base_note(checkpoint, adapter, "added as a branch to")
-    return SwitchableAdapter(name, adapter, sites(checkpoint, model, adapter), tuple(notes))
+    return SwitchableAdapter(name, adapter, sites(checkpoint, model, adapter))
 
 
 def add_branches(
@@ -128,8 +105,9 @@ def add_branches(
             continue
         modules = _modules(plain, adapters)
         if modules:
-            branch = _branch(node, plain, modules, adapters, apart, fixed=fixed)
-            made[branch.down] = branch
+            rank = max(each.rank(modules) for each in adapters) if fixed else None
+            branch = _branch(node, plain, modules, rank, apart)
+            made[branch.down.name] = branch
             _insert(model.graph, node, branch)
     placed = {module for branch in made.values() for module in branch.modules}
     for each in adapters:
@@ -143,47 +121,20 @@ def add_branches(
 
 
 def _modules(plain: FloatSource, adapters: Sequence[SwitchableAdapter]) -> dict[str, torch.Tensor]:
-    """The adapted modules that make up `plain` [N, K] -> the indices of their rows in it."""
+    """The adapted modules whose weights `plain` [N, K] has, row by row -> the indices of their rows in it."""
     found: dict[str, torch.Tensor] = {}
     for module, site in ((module, site) for each in adapters for module, site in each.sites.items()):
         if module not in found and site.base.name in plain.tensors:
-            rows = _rows(plain, site)
-            if rows is not None:
-                found[module] = rows
+            rows, numbers = whole_rows(plain.origin, site.base.name, transposed=site.transposed)
+            if torch.equal(numbers.sort().values, torch.arange(site.base.shape[1 if site.transposed else 0])):
+                found[module] = rows[numbers.argsort()]
     return found
 
 
-def _rows(plain: FloatSource, site: Site) -> torch.Tensor | None:
-    """The index of each row of a weight in the joined weight; None where the rows are not stored whole."""
-    count, width = plain.origin.shape
-    rows = site.base.shape[1 if site.transposed else 0]
-    row, column = (1, rows) if site.transposed else (width, 1)
-    places = IndexReader(plain.origin.tensors())
-    first = next((start for info, start in places.first.items() if info.name == site.base.name), None)
-    if first is None:
-        return None
-    local = plain.origin.read(((0, count), (0, 1)), places)[:, 0] - first
-    rows_of_site = ((local >= 0) & (local < rows * width)).nonzero()[:, 0]
-    numbers = torch.div(local[rows_of_site], row, rounding_mode="floor")
-    if len(rows_of_site) != rows or not torch.equal(numbers.sort().values, torch.arange(rows)):
-        return None
-    one = int(rows_of_site[0])
-    along = plain.origin.read(((one, one + 1), (0, width)), places)[0] - first
-    if not torch.equal(along, int(numbers[0]) * row + torch.arange(width) * column):
-        return None
-    return rows_of_site[numbers.argsort()]
-
-
 def _branch(
-    node: ir.Node,
-    plain: FloatSource,
-    modules: Mapping[str, torch.Tensor],
-    adapters: Sequence[SwitchableAdapter],
-    apart: int | str | None,
-    *,
-    fixed: bool,
+    node: ir.Node, plain: FloatSource, modules: Mapping[str, torch.Tensor], fixed: int | None, apart: int | str | None
 ) -> Branch:
-    """Build the branch of a MatMul. `apart`: the batch axis, used where the hidden states have one."""
+    """Build the branch of a MatMul. `fixed`: its rank; `apart`: the batch axis, if the hidden states have one."""
     hidden = node.inputs[0]
     assert hidden is not None and hidden.dtype is not None
     dtype, (rows, width) = of_ir(hidden.dtype), plain.origin.shape
@@ -194,9 +145,13 @@ def _branch(
             option="with_adapters",
         )
     name = plain.name.removesuffix(".weight")
-    rank = max(each.rank(modules) for each in adapters) if fixed else None
-    given = apart if hidden.shape is not None and len(hidden.shape) == 3 else None
-    return Branch(f"{name}.lora_A", f"{name}.lora_B", width, rows, dtype, rank, given, modules)
+    rank = fixed or f"{name}.lora_A_rank"
+    batch = [apart] if apart is not None and hidden.shape is not None and len(hidden.shape) == 3 else []
+
+    def port(end: str, *shape: int | str) -> AdapterInput:
+        return AdapterInput(name=f"{name}.lora_{end}", shape=(*batch, *shape), dtype=dtype, by_row=bool(batch))
+
+    return Branch(port("A", width, rank), port("B", rank, rows), modules)
 
 
 def _insert(graph: ir.Graph, node: ir.Node, branch: Branch) -> None:
@@ -204,10 +159,10 @@ def _insert(graph: ir.Graph, node: ir.Node, branch: Branch) -> None:
     product, hidden = node.outputs[0], node.inputs[0]
     assert hidden is not None
     users, given = list(product.uses()), product.is_graph_output()
-    down = ir.node("MatMul", [hidden, _input(graph, branch.inputs[0])])
-    up = ir.node("MatMul", [down.outputs[0], _input(graph, branch.inputs[1])])
+    down = ir.node("MatMul", [hidden, _input(graph, branch.down)])
+    up = ir.node("MatMul", [down.outputs[0], _input(graph, branch.up)])
     total = ir.node("Add", [product, up.outputs[0]])
-    narrow = None if hidden.shape is None else ir.Shape([*hidden.shape[:-1], branch.inputs[0].shape[1]])
+    narrow = None if hidden.shape is None else ir.Shape([*hidden.shape[:-1], branch.down.shape[1]])
     for new, shape in ((down, narrow), (up, product.shape), (total, product.shape)):
         take_names(new, node)
         new.outputs[0].shape, new.outputs[0].type = shape, product.type
@@ -244,8 +199,10 @@ def parameters(each: SwitchableAdapter, branches: Iterable[Branch]) -> dict[str,
             rank = each.rank(branch.modules)
             if not rank:
                 continue
-            down = torch.zeros(branch.width, branch.rank or rank)
-            up = torch.zeros(branch.rank or rank, branch.rows)
+            given = branch.down, branch.up
+            down, up = (
+                torch.zeros([size if isinstance(size, int) else rank for size in port.shape[-2:]]) for port in given
+            )
             start = 0
             for module, places in branch.modules.items():
                 matrices = each.adapter.modules.get(module)
@@ -255,12 +212,12 @@ def parameters(each: SwitchableAdapter, branches: Iterable[Branch]) -> dict[str,
                 down[:, start:stop] = matrices.down.read_all(files).float().T
                 up[start:stop, places] = matrices.up.read_all(files).float().T * each.adapter.config.scale(module)
                 start = stop
-            for name, value in ((branch.down, down), (branch.up, up)):
-                value = value if branch.batch_axis is None else value[None]
-                found[name] = value.numpy().astype(np.dtype(branch.dtype))
-                if not np.isfinite(found[name]).all():
+            for port, value in zip(given, (down, up), strict=True):
+                value = value[None] if port.by_row else value
+                found[port.name] = value.numpy().astype(np.dtype(port.dtype))
+                if not np.isfinite(found[port.name]).all():
                     raise CheckpointError(
-                        f"{each.adapter.folder}: a value of {name} does not fit {branch.dtype}; use `precision=fp32`"
+                        f"{each.adapter.folder}: a value of {port.name} does not fit {port.dtype}; use `precision=fp32`"
                     )
     return found
 

@@ -15,7 +15,7 @@ import math
 import mmap
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from partita.errors import CheckpointError, UnsupportedModelError
 from partita.export.checkpoint.weight_files import SHOWN_CHARACTERS, is_name, refuse_pointer
+from partita.export.weights.origins import TensorInfo
 
 Bytes = npt.NDArray[np.uint8]
 FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -93,25 +94,12 @@ MOST_AXES, MOST_ALIGNMENT = 4, 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class GgufTensor:
-    """A tensor of the file."""
+class GgufTensor(TensorInfo):
+    """A tensor of a GGUF file. The last axis of its shape is the fastest."""
 
-    name: str
-    shape: tuple[int, ...]
-    """The fastest axis last."""
-    type: BlockType
-    start: int
+    type: BlockType = field(kw_only=True)
+    start: int = field(kw_only=True)
     """Offset of its first byte in the file."""
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes per row of the last axis."""
-        return self.shape[-1] // self.type.block * self.type.size_bytes
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of all rows."""
-        return math.prod(self.shape[:-1]) * self.row_bytes
 
 
 @dataclass(frozen=True)
@@ -270,20 +258,17 @@ class _HeaderReader:
                     f"{self.path}: tensor {name} has the type {number}, which the installed package gguf "
                     "does not know or cannot read; install a newer version"
                 )
-            tensors[name] = tensor = GgufTensor(name, shape, kind, start + offset)
+            size, stored = math.prod(shape) // kind.block * kind.size_bytes, kind.floats or kind.name
+            tensors[name] = GgufTensor(name, self.path, shape, stored, size, type=kind, start=start + offset)
             where = f"tensor {name} {list(shape)} of {kind.name}, at byte {offset:,} of the data,"
             if shape[-1] % kind.block:
                 raise self.damage_error(f"{where} has rows that are not a multiple of {kind.block}")
-            if tensor.start + tensor.size_bytes > self.size:
+            if start + offset + size > self.size:
                 raise self.damage_error(f"{where} ends after the file, which has {self.size:,} bytes")
             if offset != end:  # ggml refuses files with gaps between tensors
                 raise self.damage_error(f"{where} does not follow the tensors before it, which end at {end:,}")
-            end += -(-tensor.size_bytes // alignment) * alignment
+            end += -(-size // alignment) * alignment
         return tensors
-
-
-Split = tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32]]
-"""Integers and scales of B blocks: [B, block], [B, block / group]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,58 +279,28 @@ class Affine:
     """4: zero point 8; 8: zero point 128."""
     group: int
     """Elements per scale."""
-    split: Callable[[Bytes], Split]
-    """Bytes of blocks [B, bytes] -> integers and scales."""
+    scales: Callable[[Bytes], npt.NDArray[np.float32]]
+    """Bytes of blocks [B, bytes] -> their scales [B, block / group]."""
 
 
-def _halves(blocks: Bytes, at: int) -> npt.NDArray[np.float32]:
+def _halves(blocks: Bytes, at: int = 0) -> npt.NDArray[np.float32]:
     """The float16 at byte `at` of each block, [B, 1] float32."""
     return np.ascontiguousarray(blocks[:, at : at + 2]).view(np.float16).astype(np.float32)
 
 
-def _nibbles(packed: Bytes) -> Bytes:
-    """[B, 16] -> [B, 32]: the low nibbles, then the high nibbles."""
-    return np.concatenate([packed & 15, packed >> 4], axis=1)
+def _q6_k(blocks: Bytes) -> npt.NDArray[np.float32]:
+    return _halves(blocks, 208) * blocks[:, 192:208].view(np.int8).astype(np.float32)
 
 
-def _shifted(packed: Bytes, width: int, shifts: tuple[int, ...]) -> Bytes:
-    """[B, n] -> [B, n / width * len(shifts) * width]: each run of `width` bytes, shifted right by every shift."""
-    wide = packed.reshape(len(packed), -1, 1, width) >> np.array(shifts, np.uint8).reshape(1, 1, -1, 1)
-    return wide.reshape(len(packed), -1)
-
-
-def _moved(integers: npt.NDArray[Any], offset: int) -> Bytes:
-    """Integers plus the zero point; results are below 256."""
-    return (integers + offset).astype(np.uint8)
-
-
-def _q4_0(blocks: Bytes) -> Split:
-    return _nibbles(blocks[:, 2:]), _halves(blocks, 0)
-
-
-def _q8_0(blocks: Bytes) -> Split:
-    return blocks[:, 2:] ^ np.uint8(128), _halves(blocks, 0)  # q + 128 of a two's complement byte
-
-
-def _q6_k(blocks: Bytes) -> Split:
-    low, high = _shifted(blocks[:, :128], 64, (0, 4)) & 15, _shifted(blocks[:, 128:192], 32, (0, 2, 4, 6)) & 3
-    scales: npt.NDArray[np.float32] = blocks[:, 192:208].view(np.int8).astype(np.float32)
-    return _moved(low | high << 4, 128 - 32), _halves(blocks, 208) * scales
-
-
-MXFP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-"""Values of the 16 codes, doubled, because the scale here is half of the stored one."""
-
-
-def _mxfp4(blocks: Bytes) -> Split:
-    exponent = blocks[:, :1].astype(np.uint32)
+def _mxfp4(blocks: Bytes) -> npt.NDArray[np.float32]:
+    exponent = blocks[:, :1].astype(np.uint32)  # the scale is half of the stored one, because integers are doubled
     bits = np.where(exponent < 2, np.uint32(0x00200000) << exponent, (exponent - 1) << 23).astype(np.uint32)
-    return _moved(np.array(MXFP4)[_nibbles(blocks[:, 1:])], 128), bits.view(np.float32)
+    return bits.view(np.float32)
 
 
 AFFINE = {
-    "Q4_0": Affine(4, 32, _q4_0),
-    "Q8_0": Affine(8, 32, _q8_0),
+    "Q4_0": Affine(4, 32, _halves),
+    "Q8_0": Affine(8, 32, _halves),
     "Q6_K": Affine(8, 16, _q6_k),
     "MXFP4": Affine(8, 32, _mxfp4),
 }

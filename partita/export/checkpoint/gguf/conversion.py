@@ -16,7 +16,6 @@ import tempfile
 import weakref
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,16 +35,6 @@ SPLITS_AS_GPT2 = ("gpt-2", "phi-2", "mpt", "olmo")
 """Names of common pre-tokenizers that split text as GPT-2 does, which transformers assumes for unknown names."""
 
 
-@dataclass(frozen=True, slots=True)
-class ConvertedFile:
-    """A GGUF file and the folder made from it."""
-
-    header: Header
-    """The folder is removed with it or at exit."""
-    folder: Path
-    notes: tuple[str, ...]
-
-
 def gguf_file(given: Path) -> Path | None:
     """The GGUF file at `given`, or the only weights there, or None. Raises UnsupportedModelError for several."""
     if given.is_file():
@@ -62,8 +51,11 @@ def gguf_file(given: Path) -> Path | None:
     return files[0] if files else None
 
 
-def prepare(path: Path) -> ConvertedFile:
-    """Write config and tokenizer of a GGUF file into a temporary folder. Raises as `read_header` does."""
+def prepare(path: Path) -> tuple[Header, Path, tuple[str, ...]]:
+    """Write config and tokenizer of a GGUF file into a temporary folder, which is removed with the header or at exit.
+
+    Returns header, folder and notes. Raises as `read_header` does.
+    """
     import gguf  # noqa: F401 - an ImportError names the extra to install
 
     header = read_header(path)
@@ -83,17 +75,17 @@ def prepare(path: Path) -> ConvertedFile:
     if FACTORS in header.tensors:
         raw |= _with_factors(header, raw)
     (folder / "config.json").write_text(json.dumps(raw, default=str), encoding="utf-8")
-    return ConvertedFile(header, folder, _tokenizer(header, folder, path.name))
+    return header, folder, _tokenizer(header, folder, path.name)
 
 
-def read(prepared: ConvertedFile, config: PreTrainedConfig) -> QuantisedTensors:
+def read(header: Header, config: PreTrainedConfig) -> QuantisedTensors:
     """The weights of a GGUF file as a quantised checkpoint. Raises as `weights_of` does."""
-    with quiet(), translate_errors(f"{prepared.header.path}: finding its tensors in the model"):
-        weights = weights_of(prepared.header, config)
+    with quiet(), translate_errors(f"{header.path}: finding its tensors in the model"):
+        weights = weights_of(header, config)
     packed = {name: weight for name, weight in weights.items() if not isinstance(weight, StoredFloats)}
     tensors = {name: weight.info for name, weight in weights.items()}
     counts: Counter[str] = Counter()
-    for tensor in prepared.header.tensors.values():
+    for tensor in header.tensors.values():
         if len(tensor.shape) > 1:
             counts[tensor.type.name] += math.prod(tensor.shape)
     return QuantisedTensors(f"GGUF {', '.join(name for name, _ in counts.most_common())}", tensors, packed)
@@ -102,7 +94,7 @@ def read(prepared: ConvertedFile, config: PreTrainedConfig) -> QuantisedTensors:
 def _with_factors(header: Header, raw: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of the rotary embedding with the frequency factors of the file, the same at every length."""
     tensor = header.tensors[FACTORS]
-    factors = dequantised(mapped(header.path, tensor), tensor.type.number).reshape(-1).astype(float).tolist()
+    factors = dequantised(mapped(tensor), tensor.type.number).reshape(-1).astype(float).tolist()
     rope = raw.get("rope_parameters")
     if not isinstance(rope, dict) or rope.get("rope_type", "default") != "default":
         raise UnsupportedModelError(f"{header.path}: {FACTORS} and a rotary embedding of another type")

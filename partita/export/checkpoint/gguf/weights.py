@@ -22,40 +22,19 @@ from transformers import PreTrainedConfig, modeling_gguf_pytorch_utils
 from partita.errors import CheckpointError, UnsupportedModelError
 from partita.export.checkpoint import auto_class
 from partita.export.checkpoint.gguf import AFFINE, BlockType, Bytes, GgufTensor, Header, dequantised
-from partita.export.checkpoint.stored_formats import AffineWeight, Parts, StoredFloats, StoredWeight
+from partita.export.checkpoint.stored_formats import AffineWeight, StoredFloats, StoredWeight
 from partita.export.checkpoint.weight_files import few, first_line
-from partita.export.weights.origins import Reader, Region, TensorInfo
+from partita.export.weights import Quantised
+from partita.export.weights.origins import Reader, Region
+
+Index = npt.NDArray[np.int64]
+"""For each row of a weight along the last axis, its index in the concatenated rows of the tensors."""
 
 
-@dataclass(frozen=True, eq=False)
-class Rows:
-    """Rows along the last axis, each a row of a tensor of the file."""
-
-    path: Path
-    tensors: tuple[GgufTensor, ...]
-    """Tensors of one row length."""
-    index: npt.NDArray[np.int64]
-    """For each row, its index in the concatenated rows of the tensors."""
-
-    def read(self, region: Region, shape: tuple[int, ...]) -> Iterator[tuple[npt.NDArray[np.bool_], Bytes, BlockType]]:
-        """For each tensor with rows in `region` of a tensor of `shape`: a mask of these rows [R], the bytes of their
-        blocks [rows, bytes], which begin with the block of the region's first column, and the block type."""
-        places = self.index.reshape(shape[:-1])[tuple(slice(start, stop) for start, stop in region[:-1])].reshape(-1)
-        low = 0
-        for tensor in self.tensors:
-            lines, kind = math.prod(tensor.shape[:-1]), tensor.type
-            here = (places >= low) & (places < low + lines)
-            first, last = region[-1][0] // kind.block, -(-region[-1][1] // kind.block)
-            if here.any():
-                columns = slice(first * kind.size_bytes, last * kind.size_bytes)
-                yield here, mapped(self.path, tensor)[places[here] - low, columns], kind
-            low += lines
-
-
-def mapped(path: Path, tensor: GgufTensor) -> Bytes:
+def mapped(tensor: GgufTensor) -> Bytes:
     """The memory-mapped bytes of a tensor [rows, bytes]."""
-    shape = math.prod(tensor.shape[:-1]), tensor.row_bytes
-    return np.memmap(path, np.uint8, "r", offset=tensor.start, shape=shape)
+    shape = math.prod(tensor.shape[:-1]), tensor.shape[-1] // tensor.type.block * tensor.type.size_bytes
+    return np.memmap(tensor.file, np.uint8, "r", offset=tensor.start, shape=shape)
 
 
 def _columns(values: npt.NDArray[Any], region: Region, block: int) -> torch.Tensor:
@@ -69,70 +48,80 @@ def _columns(values: npt.NDArray[Any], region: Region, block: int) -> torch.Tens
 class RowWeight(StoredWeight):
     """Rows that the package gguf dequantises, each by the type of its tensor, e.g. of the halves of an expert."""
 
-    rows: Rows
+    stored_tensors: tuple[GgufTensor, ...]
+    index: Index
 
     def _read(self, region: Region, files: Reader) -> torch.Tensor:
         begin, end = region[-1]
         found = torch.empty(math.prod(stop - start for start, stop in region[:-1]), end - begin)
-        for here, raw, kind in self.rows.read(region, self.shape) if found.numel() else ():
-            found[torch.from_numpy(here)] = _columns(dequantised(raw, kind.number), region, kind.block)
+        for here, raw, kind in self._stored(region):
+            found[here] = _columns(dequantised(raw, kind.number), region, kind.block)
         return found.reshape([stop - start for start, stop in region])
+
+    def _stored(self, region: Region) -> Iterator[tuple[torch.Tensor, Bytes, BlockType]]:
+        """For each tensor with rows in `region`: a mask of these rows [R], the bytes of their blocks [rows, bytes],
+        which begin with the block of the region's first column, and the block type."""
+        rows = tuple(slice(start, stop) for start, stop in region[:-1])
+        places = self.index.reshape(self.shape[:-1])[rows].reshape(-1)
+        low = 0
+        for tensor in self.stored_tensors:
+            lines, kind = math.prod(tensor.shape[:-1]), tensor.type
+            here = (places >= low) & (places < low + lines)
+            first, last = region[-1][0] // kind.block, -(-region[-1][1] // kind.block)
+            if here.any() and first < last:
+                columns = slice(first * kind.size_bytes, last * kind.size_bytes)
+                yield torch.from_numpy(here), mapped(tensor)[places[here] - low, columns], kind
+            low += lines
 
 
 @dataclass(frozen=True, eq=False)
-class FloatRows(StoredFloats, RowWeight):
+class FloatRows(RowWeight, StoredFloats):
     """`RowWeight` of float types."""
 
 
 @dataclass(frozen=True, eq=False)
-class AffineRows(AffineWeight):
-    """Integers with one scale per block."""
+class AffineRows(RowWeight, AffineWeight):
+    """Integers with one scale per block: the values that the package gguf computes, divided by the scales."""
 
-    rows: Rows
-
-    def parts(self, region: Region, files: Reader) -> Parts:
+    def parts(self, region: Region, files: Reader) -> Quantised:
         """Integers, scales and the zero point in `region`."""
-        sizes, affine = [stop - start for start, stop in region], AFFINE[self.rows.tensors[0].type.name]
-        integers, scales = torch.empty(math.prod(sizes[:-1]), sizes[-1], dtype=torch.uint8), torch.empty(sizes)
-        scales = scales.reshape(integers.shape)
-        for here, raw, kind in self.rows.read(region, self.shape) if integers.numel() else ():
-            whole, factors = affine.split(raw.reshape(-1, kind.size_bytes))
-            wide, rows = np.repeat(factors, affine.group, axis=1).reshape(len(raw), -1), torch.from_numpy(here)
-            integers[rows] = _columns(whole.reshape(len(raw), -1), region, kind.block)
-            scales[rows] = _columns(wide, region, kind.block)
-        return Parts(integers.reshape(sizes), scales.reshape(sizes), self.zero_points(files))
-
-
-Process = Callable[[npt.NDArray[np.float32]], npt.NDArray[Any]]
+        values, affine = self.read(region, files), AFFINE[self.stored_tensors[0].type.name]
+        scales = torch.empty(values.shape[:-1].numel(), values.shape[-1])
+        for here, raw, kind in self._stored(region):
+            wide = np.repeat(affine.scales(raw.reshape(-1, kind.size_bytes)), affine.group, axis=1)
+            scales[here] = _columns(wide.reshape(len(raw), -1), region, kind.block)
+        scales, zero = scales.reshape(values.shape), self.zero_points(files)
+        integers = (values / scales).nan_to_num(0.0, 0.0, 0.0).round().add(zero)  # 0 / 0 is 0
+        return Quantised(integers.to(torch.uint8), scales, zero)
 
 
 @dataclass(frozen=True, eq=False)
 class WholeWeight(StoredFloats):
     """A weight computed from a whole tensor, e.g. a norm stored with 1 added, or a transposed table."""
 
-    path: Path
-    tensor: GgufTensor
-    process: Process
+    stored_tensors: tuple[GgufTensor, ...]
+    """Only one."""
+    process: Callable[[npt.NDArray[np.float32]], npt.NDArray[Any]]
 
     def _read(self, region: Region, files: Reader) -> torch.Tensor:
         if self not in files.computed:
-            raw = dequantised(mapped(self.path, self.tensor), self.tensor.type.number)
-            made = self.process(raw.reshape(self.tensor.shape))
+            (tensor,) = self.stored_tensors
+            made = self.process(dequantised(mapped(tensor), tensor.type.number).reshape(tensor.shape))
             files.computed[self] = torch.from_numpy(np.ascontiguousarray(made, np.float32)).reshape(self.shape)
         return files.computed[self][tuple(slice(start, stop) for start, stop in region)]
 
 
-def row_weight(name: str, shape: tuple[int, ...], rows: Rows, infos: tuple[TensorInfo, ...]) -> StoredWeight:
-    """The weight of some rows, with integers where the type has them."""
-    kinds = {tensor.type.name: tensor.type for tensor in rows.tensors}
-    kind, dtype = rows.tensors[0].type, "float32"
+def row_weight(name: str, shape: tuple[int, ...], tensors: tuple[GgufTensor, ...], index: Index) -> StoredWeight:
+    """The weight of some rows of tensors of one row length, with integers where the type has them."""
+    kinds = {tensor.type.name: tensor.type for tensor in tensors}
+    kind, dtype = tensors[0].type, "float32"
     if all(each.floats is not None for each in kinds.values()):
         dtype = kind.floats if len(kinds) == 1 and kind.floats else dtype
-        return FloatRows(name, shape, infos, dtype, rows)
+        return FloatRows(name, shape, tensors, dtype, index)
     affine = AFFINE.get(kind.name) if len(kinds) == 1 else None
     if affine is None:
-        return RowWeight(name, shape, infos, dtype, rows)
-    return AffineRows(name, shape, infos, dtype, affine.bits, len(shape) - 1, affine.group, rows)
+        return RowWeight(name, shape, tensors, dtype, index)
+    return AffineRows(name, shape, tensors, dtype, affine.bits, len(shape) - 1, affine.group, index)
 
 
 FACTORS = "rope_freqs.weight"
@@ -157,14 +146,9 @@ def weights_of(header: Header, config: PreTrainedConfig) -> dict[str, StoredWeig
             f"{header.path}: transformers' reader of {header.architecture} ignores {few(left)}, which "
             "change the outputs of the model"
         )
-    infos = {
-        name: TensorInfo(name, header.path, tensor.shape, tensor.type.floats or tensor.type.name, tensor.size_bytes)
-        for name, tensor in tensors.items()
-    }
     shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     found: dict[str, StoredWeight] = {}
     for name, sources in sources_of.items():
-        own = tuple(infos[tensor.name] for tensor in sources)
         if np.any(values[name] == 0):  # square roots of row numbers from 2 on become 0 in no processor
             expected = [gguf for gguf, place in mapping.items() if place == name]
             lacks = [gguf for gguf in expected if not {gguf, f"{gguf}.weight"} & placed]
@@ -175,9 +159,9 @@ def weights_of(header: Header, config: PreTrainedConfig) -> dict[str, StoredWeig
         index = _rows(values[name], sources, firsts)
         if index is not None:
             shape = (*values[name].shape[:-1], sources[0].shape[-1])
-            found[name] = row_weight(name, shape, Rows(header.path, tuple(sources), index), own)
+            found[name] = row_weight(name, shape, tuple(sources), index)
         elif len(sources) == 1:
-            found[name] = _whole_weight(header, kind(config=settings), name, sources[0], own[0], mapping)
+            found[name] = _whole_weight(kind(config=settings), name, sources[0], mapping)
         else:
             raise CheckpointError(f"{header.path}: {few([tensor.name for tensor in sources])} do not match each other")
     if wrong := [name for name, weight in found.items() if shapes.get(name, weight.shape) != weight.shape]:
@@ -244,7 +228,7 @@ def _processed(
     return found
 
 
-def _rows(roots: Array, sources: list[GgufTensor], firsts: Mapping[str, int]) -> npt.NDArray[np.int64] | None:
+def _rows(roots: Array, sources: list[GgufTensor], firsts: Mapping[str, int]) -> Index | None:
     """Indices into the concatenated rows of `sources`; None where rows are not only permuted."""
     if any(len(tensor.shape) < 2 for tensor in sources) or len({tensor.shape[-1] for tensor in sources}) != 1:
         return None
@@ -262,13 +246,11 @@ def _rows(roots: Array, sources: list[GgufTensor], firsts: Mapping[str, int]) ->
     return index if len(index) == start and np.array_equal(np.sort(index), np.arange(start)) else None
 
 
-def _whole_weight(
-    header: Header, processor: Any, name: str, tensor: GgufTensor, info: TensorInfo, mapping: Mapping[str, str]
-) -> WholeWeight:
+def _whole_weight(processor: Any, name: str, tensor: GgufTensor, mapping: Mapping[str, str]) -> WholeWeight:
     """A weight that is computed from a whole tensor."""
 
     def process(values: Array) -> Array:
         return _processed(processor, values, tensor.name, mapping, {})[name].numpy()
 
     shape = process(np.ones(tensor.shape, np.float32)).shape
-    return WholeWeight(name, shape, (info,), "float32", header.path, tensor, process)
+    return WholeWeight(name, shape, (tensor,), "float32", process)

@@ -1,7 +1,7 @@
 """Quantised storage formats, one module each: `read` makes the weights from the tensors.
 
-`read(sources)` returns every quantised weight, or None for one that lacks tensors. It raises CheckpointError, which
-names the tensor, and UnsupportedModelError.
+`read(sources)` returns every quantised weight. It raises CheckpointError, which names the tensor, and
+UnsupportedModelError.
 
 A format makes one `StoredWeight` from the tensors of a layer, under the name of the unquantised weight. An
 `AffineWeight` has integers with a scale and an integer zero point per block, which a package can store unchanged.
@@ -10,20 +10,19 @@ A format makes one `StoredWeight` from the tensors of a layer, under the name of
 from __future__ import annotations
 
 import importlib
-import math
 import re
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from partita.errors import CheckpointError, UnsupportedModelError
 from partita.export.checkpoint.quantisation_method import DetectedMethod
-from partita.export.checkpoint.weight_files import SHOWN_CHARACTERS, OpenFiles, few
-from partita.export.weights import unpack
+from partita.export.checkpoint.weight_files import SHOWN_CHARACTERS, OpenFiles
+from partita.export.weights import Quantised, unpack
 from partita.export.weights.origins import Origin, Reader, Region, TensorInfo
 
 INTEGER = r"[IU](8|16|32|64)|torch\.u?int(8|16|32|64)"
@@ -36,17 +35,6 @@ WORD = 32
 """Bits of a word of packed integers."""
 Span = tuple[int, int]
 """Start and stop along one axis."""
-
-
-class Parts(NamedTuple):
-    """The stored parts of some elements, each with the shape of the region or one that broadcasts to it."""
-
-    integers: torch.Tensor
-    """uint8."""
-    scales: torch.Tensor
-    """float32."""
-    zeros: torch.Tensor
-    """uint8."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +77,7 @@ class AffineWeight(StoredWeight):
     """Elements per block, before reordering."""
 
     @abstractmethod
-    def parts(self, region: Region, files: Reader) -> Parts:
+    def parts(self, region: Region, files: Reader) -> Quantised:
         """The stored parts of the elements in `region`. Raises CheckpointError."""
 
     def _read(self, region: Region, files: Reader) -> torch.Tensor:  # exact for 16-bit scales
@@ -116,7 +104,6 @@ class StoredTensors:
     tensors: Mapping[str, TensorInfo]
     weight_tensors: set[str] = field(default_factory=set)
     """Tensors that belong to weights."""
-    missing: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     """Notes for the user, in sentences."""
     symmetric: dict[str, str] = field(default_factory=dict)
@@ -127,15 +114,16 @@ class StoredTensors:
         found = (info for name, info in self.tensors.items() if name.endswith(end))
         return [info.name.removesuffix(end) for info in found if re.fullmatch(kind, info.dtype)]
 
-    def take(self, name: str, kind: str = ANY) -> TensorInfo | None:
-        """The tensor of that name; None, and recorded as missing, without one. Raises CheckpointError."""
+    def take(self, name: str, kind: str = ANY) -> TensorInfo:
+        """The tensor of that name. Raises CheckpointError without one, and for one of another type."""
         info = self.optional(name, kind)
         if info is None:
-            self.missing.append(name)
+            lacks = f"{self.method}, but lacks {name[:SHOWN_CHARACTERS]}"
+            raise CheckpointError(f"{self.folder}: the checkpoint is quantised: {lacks}; download it again")
         return info
 
     def optional(self, name: str, kind: str = ANY) -> TensorInfo | None:
-        """`take` for an optional tensor, which is not recorded as missing."""
+        """`take` for an optional tensor: None without one."""
         info = self.tensors.get(name)
         if info is None:
             return None
@@ -258,7 +246,7 @@ class GroupedWeight(AffineWeight):
     g_idx: TensorInfo | None = None
     """The group of each column [K]; None: in order."""
 
-    def parts(self, region: Region, files: Reader) -> Parts:
+    def parts(self, region: Region, files: Reader) -> Quantised:
         """Integers, and the scales and zero points of their groups."""
         rows, (begin, end) = region
         groups = self._groups((begin, end), files)
@@ -268,7 +256,7 @@ class GroupedWeight(AffineWeight):
             each if each.shape[1] == 1 else each[:, groups - span[0]]
             for each in (scales, self._zero_points(rows, span, files))
         )
-        return Parts(self.integers.read(rows, (begin, end), files), scales, zeros)
+        return Quantised(self.integers.read(rows, (begin, end), files), scales, zeros)
 
     def zero_points(self, files: Reader) -> torch.Tensor:
         """All zero points, [N, G]; one axis or both may have size 1."""
@@ -311,20 +299,6 @@ class QuantisedTensors:
     """Name -> quantised weight."""
     notes: tuple[str, ...] = ()
 
-    @property
-    def bits(self) -> int | None:
-        """The bits of the stored integers of most elements, 4 or 8; None where no weight has integers."""
-        counts = {4: 0, 8: 0}
-        for weight in self.weights.values():
-            if isinstance(weight, AffineWeight):
-                counts[container(weight)] += math.prod(weight.shape)
-        return None if not any(counts.values()) else max(counts, key=lambda bits: counts[bits])
-
-    @property
-    def all_affine(self) -> bool:
-        """Whether every quantised weight has integers with scales and integer zero points."""
-        return all(isinstance(weight, AffineWeight) for weight in self.weights.values())
-
 
 def container(weight: AffineWeight) -> int:
     """Bits of the package's integers that can hold those of `weight`."""
@@ -345,13 +319,7 @@ def read(folder: Path, found: DetectedMethod, tensors: Mapping[str, TensorInfo])
         )
     sources = StoredTensors(folder, found.method.name, found.settings, tensors)
     reader = importlib.import_module(f"{__name__}.{found.method.reader}")
-    every: list[StoredWeight | None] = reader.read(sources)
-    weights = {weight.name: weight for weight in every if weight is not None}
-    if sources.missing:
-        raise CheckpointError(
-            f"{folder}: the checkpoint is quantised: {sources.method}, but lacks {few(sorted(sources.missing))}; "
-            "download it again"
-        )
+    weights: dict[str, StoredWeight] = {weight.name: weight for weight in reader.read(sources)}
     if not weights:
         raise CheckpointError(
             f"{folder}: the checkpoint is quantised: {found.method.name} ({found.evidence}), but none of its tensors "

@@ -30,12 +30,11 @@ from partita.export.checkpoint.stored_formats import (
     SIGNED_BYTE,
     GroupedWeight,
     Integers,
-    Parts,
     StoredTensors,
     StoredWeight,
 )
 from partita.export.checkpoint.weight_files import OpenFiles
-from partita.export.weights import to_torch
+from partita.export.weights import Quantised, to_torch
 from partita.export.weights.origins import Reader, Region
 
 STATES = (".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4")
@@ -95,7 +94,7 @@ class _Table(StoredWeight):
 class _Rows(GroupedWeight):
     """8-bit integers [N, K] with the largest magnitude of each row."""
 
-    def parts(self, region: Region, files: Reader) -> Parts:
+    def parts(self, region: Region, files: Reader) -> Quantised:
         found = super().parts(region, files)
         return found._replace(scales=found.scales * LARGEST)
 
@@ -105,11 +104,11 @@ class _Rows(GroupedWeight):
         return (integers.float() - zeros.float()) * largest * LARGEST
 
 
-def read(sources: StoredTensors) -> list[StoredWeight | None]:
+def read(sources: StoredTensors) -> list[StoredWeight]:
     """The weights of a bitsandbytes checkpoint."""
     weights = [_table(sources, f"{stem}.weight") for stem in sources.stems(".weight.absmax")]
     weights += [_rows(sources, stem) for stem in sources.stems(".SCB")]
-    for info in filter(None, (sources.take(f"{stem}.weight_format") for stem in sources.stems(".weight_format"))):
+    for info in [sources.take(f"{stem}.weight_format") for stem in sources.stems(".weight_format")]:
         with OpenFiles() as files:
             found = info.read_all(files)
         if bool(found.any()):
@@ -120,21 +119,17 @@ def read(sources: StoredTensors) -> list[StoredWeight | None]:
     return weights
 
 
-def _rows(sources: StoredTensors, stem: str) -> StoredWeight | None:
+def _rows(sources: StoredTensors, stem: str) -> StoredWeight:
     data, largest = sources.take(f"{stem}.weight", SIGNED_BYTE), sources.take(f"{stem}.SCB", FLOAT)
-    if data is None or largest is None:
-        return None
     sources.check_shape(largest, data.shape[:1] if len(data.shape) == 2 else (), by=data)
     stored = Integers(data, 8, offset=128)
     return _Rows(data.name, data.shape, (data, largest), "float16", 8, 1, data.shape[1], stored, largest, None)
 
 
-def _table(sources: StoredTensors, name: str) -> StoredWeight | None:
+def _table(sources: StoredTensors, name: str) -> StoredWeight:
     stored_state = sources.take(
         next((name + end for end in STATES if name + end in sources.tensors), name + STATES[0]), BYTE
     )
-    if stored_state is None:
-        return None
     try:
         with OpenFiles() as files:
             state = _State.model_validate_json(bytes(stored_state.read_all(files).reshape(-1).tolist()))
@@ -151,11 +146,8 @@ def _table(sources: StoredTensors, name: str) -> StoredWeight | None:
         parts += [(f"{name}.nested_quant_map", FLOAT, ((256,),))]
     tensors = []
     for part, kind, shapes in parts:
-        if (info := sources.take(part, kind)) is not None:
-            sources.check_shape(info, *shapes, by=stored_state, detail=f"of {list(state.shape)}")
-            tensors.append(info)
-    if len(tensors) < len(parts):
-        return None
+        tensors.append(sources.take(part, kind))
+        sources.check_shape(tensors[-1], *shapes, by=stored_state, detail=f"of {list(state.shape)}")
     with OpenFiles() as files:
         table = tuple(tensors[2].read_all(files).float().tolist())
     return _Table(name, state.shape, tuple(tensors), state.dtype, state, table)

@@ -40,7 +40,7 @@ Stored = tuple[str, tuple[int, ...], int, TensorInfo, TensorInfo]
 """A module, the shape and bits of its weight, its integers and its scales."""
 
 
-def read(sources: StoredTensors) -> list[StoredWeight | None]:
+def read(sources: StoredTensors) -> list[StoredWeight]:
     """The weights of a compressed-tensors checkpoint."""
     sparse, transform = sources.settings.get("sparsity_config"), sources.settings.get("transform_config")
     if isinstance(sparse, Mapping) and sparse.get("format", "dense") not in ("dense", None):
@@ -53,8 +53,6 @@ def read(sources: StoredTensors) -> list[StoredWeight | None]:
     found: list[StoredWeight] = []
     for stem in sources.stems(".weight", f"{SIGNED_BYTE}|{FLOAT8}"):
         weight, scales = sources.take(f"{stem}.weight"), sources.take(f"{stem}.weight_scale", FLOAT)
-        if weight is None or scales is None:
-            continue
         if weight.dtype in ("I8", "torch.int8"):
             widths = {each.get("num_bits") for each in groups}
             bits = next((bits for bits in BITS if widths == {bits}), 8)
@@ -65,7 +63,7 @@ def read(sources: StoredTensors) -> list[StoredWeight | None]:
             sources.optional(f"{stem}.weight_zero_point")
     has_zeros = bool(groups) and all(each.get("symmetric") is False for each in groups)
     has_order = bool(groups) and all(each.get("actorder") in (True, "group", "dynamic") for each in groups)
-    for stem, sizes, bits, integers, scales in filter(None, stored):
+    for stem, sizes, bits, integers, scales in stored:
         zeros = (sources.take if has_zeros else sources.optional)(f"{stem}.weight_zero_point")
         g_idx = (sources.take if has_order else sources.optional)(f"{stem}.weight_g_idx", INT32)
         found.append(of_integers(sources, f"{stem}.weight", sizes, bits, integers, scales, zeros, g_idx))
@@ -74,7 +72,7 @@ def read(sources: StoredTensors) -> list[StoredWeight | None]:
     if groups and all(each.get("symmetric") is True for each in groups):
         sources.symmetric |= {each.name: "symmetric" for each in found}
     note_activations(sources, declared=bool(_groups_with(sources.settings, "input_activations")))
-    return [*found]
+    return found
 
 
 def _check_groups(sources: StoredTensors, weight: StoredWeight, groups: list[Mapping[str, Any]]) -> None:
@@ -89,12 +87,10 @@ def _check_groups(sources: StoredTensors, weight: StoredWeight, groups: list[Map
         )
 
 
-def _packed(sources: StoredTensors, stem: str, groups: list[Mapping[str, Any]]) -> Stored | None:
+def _packed(sources: StoredTensors, stem: str, groups: list[Mapping[str, Any]]) -> Stored:
     """A weight of packed integers. Its shape is stored, because the last word of a row may be padded."""
     packed, scales = sources.take(f"{stem}.weight_packed"), sources.take(f"{stem}.weight_scale")
     stored = sources.take(f"{stem}.weight_shape", INTEGER)
-    if packed is None or scales is None or stored is None:
-        return None
     if not is_packed(packed):
         raise sources.unsupported_error(
             f"in 4-bit floats (tensor {packed.name} is {packed.dtype})", "only packed integers and fp8 are supported"

@@ -105,21 +105,19 @@ def note_activations(sources: StoredTensors, *, declared: bool) -> None:
         sources.notes.append(ACTIVATIONS.format(sources.method))
 
 
-def read(sources: StoredTensors) -> list[StoredWeight | None]:
+def read(sources: StoredTensors) -> list[StoredWeight]:
     """The weights of a checkpoint of 8-bit floats."""
     expected = sources.settings.get("weight_block_size") or (BLOCK, BLOCK)
     if not isinstance(expected, list | tuple) or not all(isinstance(n, int) and n > 0 for n in expected):
         raise sources.unsupported_error(
             f"with blocks of {str(expected)[:40]!r}", "correct weight_block_size in config.json"
         )
-    weights: list[StoredWeight | None] = []
+    weights: list[StoredWeight] = []
     declared = sources.settings.get("weight_block_size") is not None
     for name in sources.stems("", FLOAT8):
         if any(name.endswith(end) for end in (*ENDS, *OF_ACTIVATIONS)):
             continue
         own = next((name + end for end in ENDS if name + end in sources.tensors), name + ENDS[0])
-        weight, scales = sources.take(name), sources.take(own)
-        if weight is not None and scales is not None:
-            weights.append(scaled_weight(sources, weight, scales, expected, declared=declared))
+        weights.append(scaled_weight(sources, sources.take(name), sources.take(own), expected, declared=declared))
     note_activations(sources, declared=sources.settings.get("activation_scheme") == "dynamic")
     return weights

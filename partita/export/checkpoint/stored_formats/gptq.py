@@ -35,7 +35,7 @@ AWQ_BITS = 4
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
-def read(sources: StoredTensors) -> list[StoredWeight | None]:
+def read(sources: StoredTensors) -> list[StoredWeight]:
     """The weights of a GPTQ or AWQ checkpoint."""
     stems = sources.stems(".qweight", INT32)
     if sources.method == "AWQ":
@@ -51,7 +51,7 @@ def read(sources: StoredTensors) -> list[StoredWeight | None]:
     return [_packed(sources, stem, bits, size, offset=0 if stored in SECOND else 1) for stem in stems]
 
 
-def _read_awq(sources: StoredTensors, stems: list[str]) -> list[StoredWeight | None]:
+def _read_awq(sources: StoredTensors, stems: list[str]) -> list[StoredWeight]:
     version, bits = str(sources.settings.get("version") or "gemm").lower(), sources.number("bits", "w_bit")
     if version != "gemm":
         raise sources.unsupported_error(f"packed for the kernels {version[:40]}", "save it in AWQ's version gemm")
@@ -77,8 +77,8 @@ def _packed(
     *,
     order: tuple[int, ...] = (),
     offset: int = 0,
-) -> StoredWeight | None:
-    """A weight of packed integers with `size` inputs per group (-1: all); None where a tensor is missing.
+) -> StoredWeight:
+    """A weight of packed integers with `size` inputs per group (-1: all).
 
     `bits` and `size` are those of the shapes where they are None. `order`: integers are packed along N, in this order
     (AWQ). `offset`: the zero points minus the stored ones. Raises CheckpointError.
@@ -86,8 +86,6 @@ def _packed(
     qweight, scales = sources.take(f"{stem}.qweight", INT32), sources.take(f"{stem}.scales", FLOAT)
     qzeros = sources.take(f"{stem}.qzeros", INT32)
     g_idx = None if order else sources.optional(f"{stem}.g_idx", INT32)
-    if qweight is None or scales is None or qzeros is None:
-        return None
     for info in (qweight, scales, qzeros):
         if len(info.shape) != 2:
             raise sources.tensor_error(info.name, f"is {list(info.shape)}, not a matrix")

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import torch
 
-from partita.export.checkpoint.stored_formats import BYTE, AffineWeight, Parts, StoredTensors, StoredWeight
-from partita.export.weights import unpack
+from partita.export.checkpoint.stored_formats import BYTE, AffineWeight, StoredTensors, StoredWeight
+from partita.export.weights import Quantised, unpack
 from partita.export.weights.origins import Reader, Region, TensorInfo
 
 TWICE = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
@@ -33,7 +33,7 @@ class _Weight(AffineWeight):
     data: TensorInfo
     scales: TensorInfo
 
-    def parts(self, region: Region, files: Reader) -> Parts:
+    def parts(self, region: Region, files: Reader) -> Quantised:
         experts, (begin, end), rows = region
         low, high = begin // BLOCK, -(-end // BLOCK)
         data = files.read(self.data, (experts, rows, (low, high), (0, BYTES)))
@@ -43,18 +43,16 @@ class _Weight(AffineWeight):
         scales = torch.ldexp(torch.ones(exponents.shape), exponents).repeat_interleave(BLOCK, -1)
         inside = slice(begin - low * BLOCK, end - low * BLOCK)
         integers, scales = integers[..., inside].transpose(1, 2), scales[..., inside].transpose(1, 2)
-        return Parts(integers, scales, self.zero_points(files))
+        return Quantised(integers, scales, self.zero_points(files))
 
 
-def read(sources: StoredTensors) -> list[StoredWeight | None]:
+def read(sources: StoredTensors) -> list[StoredWeight]:
     """The weights of an MXFP4 checkpoint."""
     return [_weight(sources, stem) for stem in sources.stems(BLOCKS, BYTE)]
 
 
-def _weight(sources: StoredTensors, stem: str) -> _Weight | None:
+def _weight(sources: StoredTensors, stem: str) -> _Weight:
     data, scales = sources.take(stem + BLOCKS, BYTE), sources.take(stem + SCALES, BYTE)
-    if data is None or scales is None:
-        return None
     if len(data.shape) != 4 or data.shape[-1] != BYTES:
         raise sources.tensor_error(data.name, f"is {list(data.shape)}, not [experts, rows, blocks, {BYTES}]")
     sources.check_shape(scales, data.shape[:-1], by=data)

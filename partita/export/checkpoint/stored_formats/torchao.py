@@ -58,9 +58,9 @@ class _PlainInt4(StoredWeight):
         return found[:, torch.arange(begin, end) // self.group - low]
 
 
-def read(sources: StoredTensors) -> list[StoredWeight | None]:
+def read(sources: StoredTensors) -> list[StoredWeight]:
     """The weights of a torchao checkpoint."""
-    weights: list[StoredWeight | None] = []
+    weights: list[StoredWeight] = []
     for stem in sources.stems(DATA):
         name, info = f"{stem}.weight", sources.tensors[stem + DATA]
         if stem + BEFORE in sources.tensors:
@@ -75,8 +75,6 @@ def read(sources: StoredTensors) -> list[StoredWeight | None]:
             )
         data, scales = sources.take(stem + DATA), sources.take(f"{stem}._weight_scale", FLOAT)
         zeros = sources.optional(f"{stem}._weight_zero_point", SIGNED_BYTE)
-        if data is None or scales is None:
-            continue
         if re.fullmatch(SIGNED_BYTE, data.dtype):
             weights.append(of_integers(sources, name, data.shape, 8, data, scales, zeros))
         else:
@@ -84,12 +82,10 @@ def read(sources: StoredTensors) -> list[StoredWeight | None]:
     return weights
 
 
-def _plain_int4(sources: StoredTensors, stem: str, name: str) -> StoredWeight | None:
+def _plain_int4(sources: StoredTensors, stem: str, name: str) -> StoredWeight:
     """A weight of plain int4. Raises CheckpointError when the tensors do not match each other."""
     data, scale = sources.take(stem + DATA, f"{BYTE}|{SIGNED_BYTE}"), sources.take(f"{stem}._weight_scale", FLOAT)
     zero = sources.take(f"{stem}._weight_zero_point", FLOAT)
-    if data is None or scale is None or zero is None:
-        return None
     if len(data.shape) != 2:
         raise sources.tensor_error(data.name, f"is {list(data.shape)}, not a matrix")
     rows, width = data.shape[0], 2 * data.shape[1]

@@ -12,8 +12,7 @@ from safetensors.torch import load_file
 from partita.errors import CheckpointError, PackageError, PartitaError, UnsupportedModelError, UsageError
 from partita.export.checkpoint import auto_class
 from partita.export.checkpoint.adapters import read_adapter
-from partita.export.checkpoint.adapters.branches import match_switchable
-from partita.export.checkpoint.adapters.merge import merge_adapter
+from partita.export.checkpoint.adapters.merge import base_note, merge_adapter
 from partita.export.checkpoint.description import open_checkpoint
 from tests.adapters import PREFIX, save_adapter
 from tests.checkpoints import edit_tensors
@@ -153,7 +152,7 @@ def test_different_base_model_adds_a_note(tiny_checkpoint: TinyCheckpoint, tmp_p
     for base, noted in (("someone/another-model", True), (f"someone/{checkpoint.name}", False)):
         adapter = save_adapter(tmp_path / "adapter", checkpoint, base_model_name_or_path=base)
         _, notes = merge_adapter(opened, model, read_adapter(adapter))
-        beside = match_switchable(opened, model, "name", read_adapter(adapter)).notes
+        beside = base_note(opened, read_adapter(adapter), "added as a branch to")
         for told, done in ((notes, "merged into"), (beside, "added as a branch to")):
             said = f"base model is someone/another-model, but it is {done} {opened.source_name}"
             assert any(said in note for note in told) is noted

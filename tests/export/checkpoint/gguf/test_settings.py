@@ -18,8 +18,8 @@ def config_of(folder: Path, architecture: str, settings: dict[str, Any]) -> dict
     """The config that is read of a file with such settings."""
     from transformers import AutoConfig
 
-    prepared = prepare(save_settings(folder / "model.gguf", architecture, settings))
-    found: dict[str, Any] = AutoConfig.from_pretrained(str(prepared.folder)).to_dict()
+    _, written, _ = prepare(save_settings(folder / "model.gguf", architecture, settings))
+    found: dict[str, Any] = AutoConfig.from_pretrained(str(written)).to_dict()
     return found
 
 

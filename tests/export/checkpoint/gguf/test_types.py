@@ -46,20 +46,18 @@ def test_every_region_equals_gguf_dequantisation(name, tmp_path):
     import torch
 
     from partita.export.checkpoint.gguf import GgufTensor, block_type
-    from partita.export.checkpoint.gguf.weights import Rows, row_weight
+    from partita.export.checkpoint.gguf.weights import row_weight
     from partita.export.checkpoint.stored_formats import AffineWeight
     from partita.export.checkpoint.weight_files import OpenFiles
-    from partita.export.weights.origins import TensorInfo
 
     raw, width = random_rows(name)
     kind = gguf.GGMLQuantizationType[name]
     (tmp_path / "file").write_bytes(b"\0" * 32 + raw.tobytes())
     found = block_type(int(kind))
     assert found is not None
-    tensor = GgufTensor("a", (7, width), found, 32)
+    tensor = GgufTensor("a", tmp_path / "file", (7, width), name, raw.size, type=found, start=32)
     order = np.random.default_rng(1).permutation(7)
-    info = TensorInfo("a", tmp_path / "file", (7, width), name)
-    weight = row_weight("a.weight", (7, width), Rows(tmp_path / "file", (tensor,), order), (info,))
+    weight = row_weight("a.weight", (7, width), (tensor,), order)
     typed = raw.view({"F32": np.float32, "F16": np.float16}.get(name, np.uint8))
     whole = torch.from_numpy(np.array(gguf.quants.dequantize(typed, kind), np.float32))[torch.from_numpy(order)]
     assert isinstance(weight, AffineWeight) is (name in AFFINE)
