@@ -45,7 +45,7 @@ SIGNED = frozenset(dtypes.numbers("float32", "int32", "int64", "float16"))
 (FLOAT,) = dtypes.numbers("float32")
 POINTER_BYTES = 8
 MOST_RUN = 1 << 24
-"""Maximum elements of all inputs and constants of a node that is run."""
+"""Maximum elements of all inputs of a node that is run, without constants."""
 USUAL_OUTPUTS = frozenset({None, *dtypes.numbers("float32", "float16")})
 """Element types with which an output may be a graph output for every provider; None: no tensor."""
 
@@ -318,10 +318,10 @@ def to_run(model: onnx.ModelProto, variant: Variant, *, timed: bool = False) -> 
 
 def _sizes_in_run(variant: Variant) -> dict[str, tuple[int, ...]] | None:
     """Sizes of the non-constant inputs in the run, by name; None if unknown or large, or if sizes depend on values."""
-    known = {feed.name: sizes for feed in variant.feeds if (sizes := feed.run_sizes) is not None}
-    if variant.declared or len(known) < len(variant.feeds) or sum(map(math.prod, known.values())) >= MOST_RUN:
-        return None
-    return {feed.name: known[feed.name] for feed in variant.feeds if feed.constant is None}
+    fed = [feed for feed in variant.feeds if feed.constant is None]
+    known = {feed.name: sizes for feed in fed if (sizes := feed.run_sizes) is not None}
+    is_runnable = len(known) == len(fed) and sum(map(math.prod, known.values())) < MOST_RUN
+    return known if is_runnable and not variant.declared else None
 
 
 def fingerprint(model: onnx.ModelProto) -> str:

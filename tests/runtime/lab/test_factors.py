@@ -20,7 +20,7 @@ from partita.providers.base import Option, ProbeValue
 from partita.providers.cuda_dry_run.devices import PREFIX
 from partita.providers.resolve import Resolution, known_providers
 from partita.runtime.lab import placement
-from partita.runtime.lab.change import at_opset, with_attributes, with_elements, with_sizes
+from partita.runtime.lab.change import at_opset, with_attributes, with_constants, with_elements, with_sizes
 from partita.runtime.lab.exploration import UNCHANGED, Subject, _experiment, explore
 from partita.runtime.lab.factors import MOST_PAIRS, pairs, single_changes
 from partita.runtime.lab.graph import cut_graph, known_values
@@ -291,6 +291,8 @@ def test_changed_nodes_run_only_with_known_small_sizes(case) -> None:
     assert not _experiment(Subject(plain, []), UNCHANGED, plain, lab).model.metadata_props
     for unknown in (case(ADD, x=(2,)), case(ADD, x=(MOST_RUN,), y=(1,))):
         assert sizes(to_run(variant_model(unknown), unknown)) is None
+    weighted = with_constants(case(ADD, x=(1,), y=(MOST_RUN,)), ["i1"])
+    assert sizes(to_run(variant_model(weighted), weighted)) == {"i0": [1]}, "weights of any size"
 
 
 # in a dry run, where the provider runs nothing and the CPU provider runs the node
