@@ -174,7 +174,8 @@ def add_optimised(facts: SessionFacts, session: Session, weight_bytes: int) -> S
 
 def _saved(session: Session) -> bytes:
     """The optimised graph of a second session like the first. Raises NativeFailureError, OSError, ValueError."""
-    opening = replace(session.opening, observe=False, saves_graph=True)
+    config = {**session.opening.config, "session.disable_prepacking": "1"}
+    opening = replace(session.opening, observe=False, saves_graph=True, config=config)
     with closing(open_native(session.path, session.active, opening)) as second:
         ran, wrote = (Counter(name for stream in each.plan or () for name in stream) for each in (session, second))
         if ran != wrote:
