@@ -65,7 +65,7 @@ child process after the model, so a crash ends no report.
   first change after which the provider supports the node is the cause. Then other nodes of the operator are tried (at
   most 26), and pairs of changes (at most 36).
 - **Neighbours.** A node that is supported in isolation and not in the graph is tried with its neighbours (six at most,
-  then all, up to 64 nodes and 64 MiB of weights).
+  then all, up to 64 nodes and weights of 1 GiB each). Nodes that differ only in their weights are tried once.
 - **Bisection.** A graph that the provider does not open is bisected to the smallest part that fails: at most five parts
   and 15 seconds.
 - **Slow kernels.** A CPU node that a rule calls slow is timed, unchanged and with the suspected change.

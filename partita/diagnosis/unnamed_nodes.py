@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from partita.diagnosis.sources import main_graph_events
+from partita.diagnosis.sources import main_graph_events, providers_by_device
 from partita.observations.facts import AssignedNode, GraphNode, NodeEvent, SessionFacts
 from partita.observations.grouping import grouped
 from partita.observations.names import INLINED
@@ -36,8 +36,9 @@ def with_names(facts: SessionFacts) -> SessionFacts:
     known = {node.name for node in facts.graph} | {event.name for event in facts.events}
     planned = by_operator({name for stream in facts.plan or () for name in stream} - known)
     first = [event for event in events if event.run == events[0].run]
-    names = _names_in_profile(facts.plan or (), first, planned) if planned else {}
-    providers = {names.get(event.name, event.name): event.provider for event in first}
+    ran_on = providers_by_device(facts) | {event.name: event.provider for event in first}
+    names = _names_in_profile(facts.plan or (), first, planned, ran_on) if planned else {}
+    providers = {names.get(name, name): provider for name, provider in ran_on.items()}
     return replace(
         facts,
         events=tuple(replace(event, name=names.get(event.name, event.name)) for event in facts.events),
@@ -71,14 +72,14 @@ def _with_file_names(facts: SessionFacts) -> SessionFacts:
 
 
 def _names_in_profile(
-    plan: Sequence[Sequence[str]], events: Sequence[NodeEvent], planned: Mapping[str, list[str]]
+    plan: Sequence[Sequence[str]], events: Sequence[NodeEvent], planned: Mapping[str, list[str]], ran_on: dict[str, str]
 ) -> dict[str, str]:
     """Profile name -> plan name. A stream runs in order, and all nodes of a provider are in one stream.
 
-    Named nodes show the stream of a provider. Nodes of an operator are omitted if a stream has not as many as ran on
-    its providers.
+    The device of a stream, or its named nodes, show its providers (`ran_on`). Nodes of an operator are omitted if a
+    stream has not as many as ran on its providers.
     """
-    homes = [{event.provider for event in events if event.name in {*stream}} for stream in plan]
+    homes = [{ran_on[name] for name in stream if name in ran_on} for stream in plan]
     unknown = {event.provider for event in events}.difference(*homes)
     homes = [home if home and not all(homes) else home | unknown for home in homes]
     found: dict[str, str] = {}
@@ -97,8 +98,8 @@ def _name_assigned(
 ) -> tuple[AssignedNode, ...]:
     """The assignment list with names. Nodes of one operator on one provider are interchangeable.
 
-    Without a run, all nodes of an operator must be on one provider. The others may be in control-flow subgraphs, as
-    many as the optimised graph has there.
+    Without a run and a device, all nodes of an operator must be on one provider. The others may be in control-flow
+    subgraphs, as many as the optimised graph has there.
     """
     named = list(facts.assigned or ())
     plan = {name for stream in facts.plan or () for name in stream}

@@ -116,6 +116,7 @@ def test_log_lines_without_name_explain_nodes_only_if_their_number_fits(lines: i
         graph=(node("crop", "CenterCropPad"),),
         subgraph_nodes=(),
         plan=(("Max0", "Sub0"),),
+        plan_devices=("0",),
         assigned=listed(("", "Max", CPU), ("", "Sub", CPU)),
         log=("[I:onnxruntime:, x.cc:1 F] Force fallback for node:  because of its size",) * lines,
         patterns=(FORCED,),
@@ -163,3 +164,24 @@ def test_named_nodes_in_the_format_of_the_profile_are_not_counted_as_unnamed() -
     plan = ("Mul_0", "Softplus0", "Tanh0", "Mul0", "Add_0")
     index = SessionIndex(session_facts(graph=graph, plan=(plan,), events=events, runs=windows("prefill")))
     assert tuple(each.name for each in index.events) == index.order == plan
+
+
+@pytest.mark.parametrize("has_run", [True, False])
+def test_devices_show_the_providers_of_nodes_without_name(has_run: bool) -> None:
+    """A GroupNormalization is the only node of the file: no node of its function has a name, and two are a Div."""
+    ran = (("Shape_6", "Shape", GPU), ("Div_7", "Div", CPU), ("Div_21", "Div", GPU))
+    facts = called_twice(
+        graph=(node("norm", "GroupNormalization"),),
+        subgraph_nodes=(),
+        plan=(("Shape0", "Div1"), ("Div0",)),
+        plan_devices=("1", "0"),
+        events=tuple(event(0, at, *each) for at, each in enumerate(ran)) if has_run else (),
+        runs=windows("run"),
+        assigned=listed(("", "Shape", GPU), ("", "Div", GPU), ("", "Div", CPU)),
+        log=(),
+    )
+    index = SessionIndex(facts)
+    assert {each.name for each in index.events} == (index.present if has_run else set())
+    entries = {name: each.provider for name, each in index.assignments.items()}
+    assert entries == {"Shape0": GPU, "Div1": GPU, "Div0": CPU}
+    assert [(entry.node, entry.provider) for entry in find_fallbacks(index, "run", GPU_CHAIN)] == [("Div0", CPU)]

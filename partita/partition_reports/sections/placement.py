@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from partita.diagnosis.graphs import COMPILED
 from partita.diagnosis.records import Fallback
 from partita.observations.grouping import grouped
 from partita.observations.names import UNKNOWN
@@ -152,9 +151,9 @@ def _node_table(report: Report, phases: Sequence[Phase], number: int) -> Table:
             **{f"{name}_host_us": known.get(node.name) for name, known in times.items()},
             "output_bytes": node.output_bytes,
             "reason": listing(dict.fromkeys(map(_reasons_text, entries))),
+            "copied_bytes": next((entry.cost.copy_bytes_per_run for entry in entries[-1:] if entry.cost), None),
             "cost": next((entry.cost.harmless_reason for entry in entries[-1:] if entry.cost), None),
-            "replaces": ("compiled from " if node.op_type == COMPILED and node.replaces else "")
-            + name_some(node.replaces, NAMED),
+            "replaces": name_some(node.replaces, NAMED),
             "anchor": f"n{number}-{node.position}",
         }
         rows.append(row)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from partita.observations.facts import GraphNode, PortFact, RunFacts, RunWindow, SessionFacts
 from partita.observations.text_format import human_bytes, plural
-from partita.process import peak_rss_bytes
+from partita.process import free_bytes, peak_rss_bytes
 from partita.runtime.generate.bound_graph import BoundGraph, LoadedGraph
 from partita.runtime.generate.record import Step, first_token_seconds, session_facts
 from partita.runtime.generate.request import Finish
@@ -137,9 +137,12 @@ def _finished(steps: Sequence[Step]) -> str:
     return next(reason for reason in ("error", "cache_full", "length", "stop") if reason in reasons)
 
 
-LIMIT_BYTES = 256 << 20
-"""Maximum bytes of weights that a second session loads again."""
 MESSAGE_LENGTH = 200
+
+
+def can_load_again(weight_bytes: int) -> bool:
+    """Whether there is free memory for another session, with weights as float32 and packed: four times their size."""
+    return 4 * weight_bytes <= free_bytes()
 
 
 def with_optimised(facts: RunFacts, sessions: Sequence[Session]) -> RunFacts:
@@ -159,8 +162,8 @@ def add_optimised(facts: SessionFacts, session: Session, weight_bytes: int) -> S
         if entry.provider.compiles and (placed is None or entry.provider.ort_name in placed):
             reason = f"{entry.provider.name} compiles subgraphs, and ONNX Runtime cannot serialise compiled nodes"
             return replace(facts, optimised_missing_reason=reason)
-    if session.optimised is None and weight_bytes > LIMIT_BYTES:
-        reason = f"a second session would load weights of {human_bytes(weight_bytes)} again"
+    if session.optimised is None and not can_load_again(weight_bytes):
+        reason = f"too little free memory for a second session with weights of {human_bytes(weight_bytes)}"
         return replace(facts, optimised_missing_reason=reason)
     try:
         return replace(facts, optimised=_read_nodes(session.optimised or _saved(session)))
@@ -171,7 +174,8 @@ def add_optimised(facts: SessionFacts, session: Session, weight_bytes: int) -> S
 
 def _saved(session: Session) -> bytes:
     """The optimised graph of a second session like the first. Raises NativeFailureError, OSError, ValueError."""
-    opening = replace(session.opening, observe=False, saves_graph=True)
+    config = {**session.opening.config, "session.disable_prepacking": "1"}
+    opening = replace(session.opening, observe=False, saves_graph=True, config=config)
     with closing(open_native(session.path, session.active, opening)) as second:
         ran, wrote = (Counter(name for stream in each.plan or () for name in stream) for each in (session, second))
         if ran != wrote:

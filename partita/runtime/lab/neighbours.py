@@ -24,8 +24,8 @@ MOST_SINGLE = 6
 MOST_TOGETHER = 64
 """Maximum number of neighbours tested together."""
 MOST_NAMED = 4
-MOST_BYTES = 64 << 20
-"""Maximum bytes of weights in an experiment."""
+MOST_BYTES = 1 << 30
+"""Maximum bytes of the largest weight in an experiment."""
 BRANCH = "If"
 CONDITION, COUNT, GOES_ON = (f"{AUXILIARY}_{name}" for name in ("condition", "count", "goes_on"))
 HOLDING = frozenset({BRANCH, "Loop", "Scan", "SequenceMap"})

@@ -39,6 +39,7 @@ from partita.runtime.lab.variant import (
     part_model,
     to_run,
     variant_model,
+    without_values,
 )
 from partita.runtime.ort.errors import NoKernelError, NotOpenedError
 from partita.runtime.place.model_file import all_nodes, subgraphs_of
@@ -220,8 +221,11 @@ def _cpu_lab(seconds: float) -> Lab:
 
 
 def _subjects(nodes: Mapping[Node, MakeVariant]) -> tuple[list[Subject], dict[Node, NodeProbe]]:
-    """The distinct nodes to test, and the reasons for the nodes that cannot be tested."""
-    by_model: dict[str, list[Subject]] = {}
+    """The distinct nodes to test, and the reasons for the nodes that cannot be tested.
+
+    Nodes that differ only in their weights, as in the layers of a model, are tested once.
+    """
+    by_model: dict[str, list[tuple[Variant, Subject]]] = {}
     """Subjects by the hash of their model: comparing each with all others takes minutes for 10,000 nodes."""
     untestable: dict[Node, NodeProbe] = {}
     for node, make in nodes.items():
@@ -230,11 +234,12 @@ def _subjects(nodes: Mapping[Node, MakeVariant]) -> tuple[list[Subject], dict[No
         except CannotProbeError as error:
             untestable[node] = NodeProbe(node[1], (), str(error))
             continue
-        alike = by_model.setdefault(fingerprint(variant_model(variant)), [])
-        if (subject := next((each for each in alike if each.variant == variant), None)) is None:
-            alike.append(subject := Subject(variant, []))
+        kind = without_values(variant)
+        alike = by_model.setdefault(fingerprint(variant_model(kind)), [])
+        if (subject := next((each for known, each in alike if known == kind), None)) is None:
+            alike.append((kind, subject := Subject(variant, [])))
         subject.nodes.append(node)
-    return [subject for alike in by_model.values() for subject in alike], untestable
+    return [subject for alike in by_model.values() for _, subject in alike], untestable
 
 
 def _probes(subjects: Iterable[Subject], untestable: Mapping[Node, NodeProbe]) -> dict[Node, NodeProbe]:

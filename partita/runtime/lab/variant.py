@@ -45,7 +45,9 @@ SIGNED = frozenset(dtypes.numbers("float32", "int32", "int64", "float16"))
 (FLOAT,) = dtypes.numbers("float32")
 POINTER_BYTES = 8
 MOST_RUN = 1 << 24
-"""Maximum elements of all inputs and constants of a node that is run."""
+"""Maximum elements of all inputs of a node that is run, without constants."""
+VALUE_BYTES = 1024
+"""Maximum bytes of a constant whose values may decide about the placement, e.g. axes or pads."""
 USUAL_OUTPUTS = frozenset({None, *dtypes.numbers("float32", "float16")})
 """Element types with which an output may be a graph output for every provider; None: no tensor."""
 
@@ -318,10 +320,22 @@ def to_run(model: onnx.ModelProto, variant: Variant, *, timed: bool = False) -> 
 
 def _sizes_in_run(variant: Variant) -> dict[str, tuple[int, ...]] | None:
     """Sizes of the non-constant inputs in the run, by name; None if unknown or large, or if sizes depend on values."""
-    known = {feed.name: sizes for feed in variant.feeds if (sizes := feed.run_sizes) is not None}
-    if variant.declared or len(known) < len(variant.feeds) or sum(map(math.prod, known.values())) >= MOST_RUN:
-        return None
-    return {feed.name: known[feed.name] for feed in variant.feeds if feed.constant is None}
+    fed = [feed for feed in variant.feeds if feed.constant is None]
+    known = {feed.name: sizes for feed in fed if (sizes := feed.run_sizes) is not None}
+    is_runnable = len(known) == len(fed) and sum(map(math.prod, known.values())) < MOST_RUN
+    return known if is_runnable and not variant.declared else None
+
+
+def without_values(variant: Variant) -> Variant:
+    """The variant with zeros as constants of more than 1 KiB, equal for nodes that differ only in their weights."""
+
+    def emptied(feed: ExperimentInput) -> ExperimentInput:
+        known = feed.constant
+        if known is None or size_of(known.data_type, known.dims) <= VALUE_BYTES:
+            return feed
+        return replace(feed, constant=zeros(feed.name, known.data_type, known.dims))
+
+    return replace(variant, feeds=tuple(map(emptied, variant.feeds)))
 
 
 def fingerprint(model: onnx.ModelProto) -> str:

@@ -38,7 +38,7 @@ from partita.runtime.chain.provider_state import without_crashed
 from partita.runtime.generate.loop import GenerationLoop
 from partita.runtime.generate.record import session_facts
 from partita.runtime.generate.request import Request
-from partita.runtime.generate.run_facts import run_facts, with_optimised
+from partita.runtime.generate.run_facts import can_load_again, run_facts, with_optimised
 from partita.runtime.generate.runner import Runner, load_runner
 from partita.runtime.ort.binding import Binding
 from partita.runtime.ort.buffers import HOST_MEMORY, Buffer, host_buffer
@@ -54,8 +54,6 @@ PHASE = "run"
 PREFILL_TOKENS = 16
 """Dummy prompt length in tokens if the graph supports any number of tokens."""
 DUMMY_TOKEN = 0
-COPIED_BYTES = 256 << 20
-"""Maximum bytes of weights that are loaded again, to find out whether the CPU provider runs the model."""
 SIZES = re.compile(r"\b(shapes?|dimensions?|dims?|rank|broadcast\w*|sizes?|axis|out of bounds)\b", re.IGNORECASE)
 """Matches a message about sizes: other sizes may help."""
 NODE_FAILED = re.compile(r"while running (\S+) node\. Name:'(.*?)' Status Message: (.*)", re.DOTALL)
@@ -306,8 +304,8 @@ class FileRun:
         return converted
 
     def _runs_on_cpu(self, binding: Binding) -> bool | None:
-        """Whether the CPU provider runs the model on the bound inputs; None if unknown, also for large weights."""
-        if self.model.weight_bytes > COPIED_BYTES:
+        """Whether the CPU provider runs the model on the bound inputs; None if unknown, also without free memory."""
+        if not can_load_again(self.model.weight_bytes):
             return None
         opening = replace(self.session.opening, observe=False, strict=False, config={})
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tracemalloc
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,13 +21,14 @@ from partita.providers.base import Option, ProbeValue
 from partita.providers.cuda_dry_run.devices import PREFIX
 from partita.providers.resolve import Resolution, known_providers
 from partita.runtime.lab import placement
-from partita.runtime.lab.change import at_opset, with_attributes, with_elements, with_sizes
+from partita.runtime.lab.change import at_opset, with_attributes, with_constants, with_elements, with_sizes
 from partita.runtime.lab.exploration import UNCHANGED, Subject, _experiment, explore
 from partita.runtime.lab.factors import MOST_PAIRS, pairs, single_changes
 from partita.runtime.lab.graph import cut_graph, known_values
 from partita.runtime.lab.laboratory import Cache, Lab
 from partita.runtime.lab.neighbours import MOST_TOGETHER, neighbourhoods
 from partita.runtime.lab.placement import ZEROS, Placement
+from partita.runtime.lab.probes import _subjects
 from partita.runtime.lab.schema import spell_type
 from partita.runtime.lab.variant import (
     MOST_RUN,
@@ -291,6 +293,20 @@ def test_changed_nodes_run_only_with_known_small_sizes(case) -> None:
     assert not _experiment(Subject(plain, []), UNCHANGED, plain, lab).model.metadata_props
     for unknown in (case(ADD, x=(2,)), case(ADD, x=(MOST_RUN,), y=(1,))):
         assert sizes(to_run(variant_model(unknown), unknown)) is None
+    weighted = with_constants(case(ADD, x=(1,), y=(MOST_RUN,)), ["i1"])
+    assert sizes(to_run(variant_model(weighted), weighted)) == {"i0": [1]}, "weights of any size"
+
+
+@pytest.mark.parametrize(("length", "subjects"), [(8, 2), (512, 1)])
+def test_nodes_that_differ_only_in_weights_are_tested_once(cut, length: int, subjects: int) -> None:
+    kind = f"float[{length}]"
+    text = f"g ({kind} x) => ({kind} y, {kind} z) {{\n  [a] y = Add(x, v)\n  [b] z = Add(x, w)\n}}"
+    model = parser.parse_model(HEAD.format(opset=21) + text)
+    weights = {"v": np.ones(length, np.float32), "w": np.zeros(length, np.float32)}
+    model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in weights.items())
+    graph = cut(model)
+    found, _ = _subjects({(0, name): partial(node_variant, graph, name) for name in ("a", "b")})
+    assert len(found) == subjects
 
 
 # in a dry run, where the provider runs nothing and the CPU provider runs the node

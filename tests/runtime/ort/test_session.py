@@ -314,7 +314,7 @@ def test_missing_optimised_graph_has_a_reason(open_runner, monkeypatch):
     session.active, session.optimised = (replace(entry, provider=compiling),), None
     assert "cpu compiles" in add_optimised(seen, session, 0).optimised_missing_reason
     session.active = (replace(entry, provider=replace(compiling, ort_name="Idle")), entry)
-    assert "1 GiB again" in add_optimised(seen, session, 1 << 30).optimised_missing_reason
+    assert "of 1,024 TiB" in add_optimised(seen, session, 1 << 50).optimised_missing_reason
 
     def fails(*_):
         raise NativeFailureError(RuntimeError("no room\nat all"), ())
