@@ -41,11 +41,10 @@ def probe(folder: Path, *told: str) -> str:
     ],
 )
 def test_library_of_a_tokenizer_is_recorded(
-    tiny_checkpoint: TinyCheckpoint, own_copy: Copy, file: str, changes: dict[str, Any], kind: str
+    tiny_checkpoint: TinyCheckpoint, llama: Path, file: str, changes: dict[str, Any], kind: str
 ) -> None:
-    folder = own_copy(tiny_checkpoint("llama"))
-    (folder / file).write_text(json.dumps({**json.loads((folder / file).read_text()), **changes}))
-    assert probe(folder) == kind
+    (llama / file).write_text(json.dumps({**json.loads((llama / file).read_text()), **changes}))
+    assert probe(llama) == kind
     assert probe(tiny_checkpoint("llama", tokenizer=False), "the checkpoint has no tokenizer") == "none"
 
 
