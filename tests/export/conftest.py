@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from partita.export.checkpoint.description import Checkpoint, open_checkpoint
 from tests.conftest import TinyCheckpoint
+
+if TYPE_CHECKING:
+    from partita.export.checkpoint.description import Checkpoint
 
 
 @pytest.fixture
@@ -20,4 +23,6 @@ def llama(tiny_checkpoint: TinyCheckpoint, own_copy: Callable[[Path], Path]) -> 
 @pytest.fixture(scope="session")
 def opened(tiny_checkpoint: TinyCheckpoint) -> Checkpoint:
     """A checkpoint with biases, whose weights the graphs of tests use."""
+    from partita.export.checkpoint.description import open_checkpoint
+
     return open_checkpoint(str(tiny_checkpoint("qwen2")))
