@@ -50,9 +50,8 @@ def test_library_of_a_tokenizer_is_recorded(
 
 def test_tokenizers_and_transformers_give_equal_ids() -> None:
     plain, full = load_text(DEMO_CHECKPOINT, "tokenizers"), load_text(DEMO_CHECKPOINT, "transformers")
-    assert plain.encode_messages(conversation("Hello", "Be brief")) == full.encode_messages(
-        conversation("Hello", "Be brief")
-    )
+    messages = conversation("Hello", "Be brief")
+    assert plain.encode_messages(messages) == full.encode_messages(messages)
 
 
 def test_export_without_usable_tokenizer_requires_token_ids_in_generate(

@@ -93,10 +93,9 @@ def test_calibrated_package_uses_gptq_and_lowers_divergence(
 
 
 def test_calibration_requires_a_tokenizer(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    checkpoint = tiny_checkpoint("llama", tokenizer=False)
     with pytest.raises(UsageError, match=r"`calibrate=.*the checkpoint's tokenizer cannot be loaded"):
-        export_to(
-            tmp_path / "out", tiny_checkpoint("llama", tokenizer=False), precision="int4", calibrate=heldout_path()
-        )
+        export_to(tmp_path / "out", checkpoint, precision="int4", calibrate=heldout_path())
 
 
 @pytest.mark.parametrize("value", [float("nan"), 3e38])
