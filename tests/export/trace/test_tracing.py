@@ -27,8 +27,9 @@ from partita.export.trace.tracing import RecordedGuards, broken_guard
 from tests.conftest import TinyCheckpoint
 
 
-def traced(fake: FakeModel, tokens: int | None = None) -> ir.Model:
-    """The graph of a model, for any number of tokens or a fixed one."""
+def traced(fake: FakeModel, model_type: str) -> ir.Model:
+    """The graph of a model for any number of tokens, of mamba for 4: its graphs have fixed sizes."""
+    tokens = 4 if model_type == "mamba" else None
     return tracing.trace(fake, lowering("gqa"), TraceSpec(1, 32, tokens, 21, "contrib")).model
 
 
@@ -50,7 +51,7 @@ def test_quick_export_produces_same_graph(
 
         monkeypatch.setattr(decompositions, "_has_forms", has_forms)
         monkeypatch.setattr(tracing, "quick_export", decompositions.quick_export if quick else nullcontext)
-        model = traced(build_fake_model(config, "float32", 1, 32))
+        model = traced(build_fake_model(config, "float32", 1, 32), model_type)
         weights = {name for name, value in model.graph.initializers.items() if value.const_value is None}
         nodes = Counter(
             f"{node.op_identifier()} {node.name} {[(each.dtype, str(each.shape)) for each in node.outputs]}"
@@ -104,8 +105,7 @@ def test_copied_layers_give_same_graph(
         fake = build_fake_model(config, "float32", 1, 32)
         for index, layer in enumerate(layers(fake.module)):
             next(layer.children()).register_forward_pre_hook(lambda *_, index=index: note(index))
-        model = traced(fake, 4 if model_type == "mamba" else None)
-        content: bytes = ir.to_proto(model).SerializeToString()
+        content: bytes = ir.to_proto(traced(fake, model_type)).SerializeToString()
         return content
 
     with_copies = graph()
