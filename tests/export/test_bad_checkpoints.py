@@ -55,13 +55,13 @@ def test_path_without_checkpoint_is_rejected(tmp_path: Path, given: str, words: 
 
 
 def test_command_line_prints_one_line_and_exits_1(
-    tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder, out = own_copy(tiny_checkpoint("llama")), tmp_path / "made" / "out"
-    edit_config(folder, quantization_config={"quant_method": "a\nb\x1b"})
-    assert run(["export", str(folder), str(out)]) == 1
+    out = tmp_path / "made" / "out"
+    edit_config(llama, quantization_config={"quant_method": "a\nb\x1b"})
+    assert run(["export", str(llama), str(out)]) == 1
     printed, err = capsys.readouterr()
-    assert printed == "" and err.startswith(f"partita: {folder}") and err.count("\n") == 1
+    assert printed == "" and err.startswith(f"partita: {llama}") and err.count("\n") == 1
     assert "quantised: a b?" in err
     assert not list(out.parent.iterdir())
 
@@ -145,28 +145,23 @@ def test_damaged_checkpoint_is_rejected(
     assert isinstance(error, kind) and all(word in str(error) for word in words)
 
 
-def test_missing_misshapen_and_extra_tensors_share_a_message(
-    tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path
-) -> None:
+def test_missing_misshapen_and_extra_tensors_share_a_message(llama: Path, tmp_path: Path) -> None:
     def change(held: dict[str, torch.Tensor]) -> None:
         for name in [n for n in held if n.startswith("model.layers.1.")]:
             del held[name]
         held |= {"model.norm.weight": torch.ones(65), "model.layers": torch.ones(1)}
         held |= {f"adapter.{index}.weight": torch.ones(2) for index in range(6)}
 
-    error = str(refuse(edit_tensors(own_copy(tiny_checkpoint("llama")), change), tmp_path / "o" / "out"))
+    error = str(refuse(edit_tensors(llama, change), tmp_path / "o" / "out"))
     missing = "weights and config.json do not match: missing from the weight files: model.layers.1.input_layernorm.we"
     assert missing in error and "and 4 more (9 in all)" in error
     assert "not expected by the model: model.norm.weight is [65], but config.json requires [64]" in error
     assert "not in the model: adapter.0.weight, adapter.1.weight" in error and "and 2 more (7 in all)" in error
 
 
-def test_value_outside_float16_range_is_rejected(
-    tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path
-) -> None:
-    folder = own_copy(tiny_checkpoint("llama"))
-    tensors(lambda held: held["model.layers.0.mlp.up_proj.weight"][3, 4].fill_(1e6))(folder)
-    error = str(refuse(folder, tmp_path / "o" / "out", precision="fp16"))
+def test_value_outside_float16_range_is_rejected(llama: Path, tmp_path: Path) -> None:
+    tensors(lambda held: held["model.layers.0.mlp.up_proj.weight"][3, 4].fill_(1e6))(llama)
+    error = str(refuse(llama, tmp_path / "o" / "out", precision="fp16"))
     assert "up_proj.weight" in error and "does not fit float16" in error
 
 
@@ -176,40 +171,35 @@ def test_hub_id_is_rejected_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "download from the Hugging Face hub" in str(error) and "partita-nobody/no-such-model" in str(error)
 
 
-def test_leftover_shard_index_is_ignored(tiny_checkpoint: TinyCheckpoint, own_copy: Copy) -> None:
+def test_leftover_shard_index_is_ignored(llama: Path) -> None:
     """`save_pretrained` removes old shards but not their index; transformers reads the single file."""
-    folder = own_copy(tiny_checkpoint("llama"))
     content = {"metadata": {}, "weight_map": {"lm_head.weight": "model-00001-of-00002.safetensors"}}
-    (folder / INDEX).write_text(json.dumps(content))
-    held, files = find_tensors(folder)
+    (llama / INDEX).write_text(json.dumps(content))
+    held, files = find_tensors(llama)
     assert files == ("model.safetensors",) and "model.norm.weight" in held
 
 
 # custom code
 
 
-def test_remote_code_is_not_run(tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path) -> None:
-    folder = own_copy(tiny_checkpoint("llama"))
+def test_remote_code_is_not_run(llama: Path, tmp_path: Path) -> None:
     marker = tmp_path / "was-run"
-    (folder / "evil.py").write_text(f"import pathlib\npathlib.Path({str(marker)!r}).touch()\nclass Config: pass\n")
+    (llama / "evil.py").write_text(f"import pathlib\npathlib.Path({str(marker)!r}).touch()\nclass Config: pass\n")
     for auto_map in ({"AutoConfig": "evil.Config"}, "evil", ["a.b"], {"AutoConfig": 3}, {"AutoConfig": ["x.Y", None]}):
-        error = refuse(edit_config(folder, model_type="evil", auto_map=auto_map), tmp_path / "o" / "out")
+        error = refuse(edit_config(llama, model_type="evil", auto_map=auto_map), tmp_path / "o" / "out")
         assert isinstance(error, UnsupportedModelError) and "does not run" in str(error)
     assert not marker.exists()
 
 
-def test_custom_class_with_known_model_type_is_rejected(
-    tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path
-) -> None:
+def test_custom_class_with_known_model_type_is_rejected(llama: Path, tmp_path: Path) -> None:
     """transformers would load it as plain llama, and verification against that would pass."""
-    folder = own_copy(tiny_checkpoint("llama"))
     own = {"AutoModelForCausalLM": "someone/twisted--modeling_twisted.TwistedForCausalLM"}
-    edit_config(folder, architectures=["TwistedForCausalLM"], auto_map=own)
-    error = str(refuse(folder, tmp_path / "o" / "out"))
+    edit_config(llama, architectures=["TwistedForCausalLM"], auto_map=own)
+    error = str(refuse(llama, tmp_path / "o" / "out"))
     assert "custom code in the checkpoint (auto_map in config.json)" in error
     assert "has LlamaForCausalLM for model type 'llama', not TwistedForCausalLM" in error
     for known in ("LlamaForCausalLM", "LlavaForConditionalGeneration"):
-        assert open_checkpoint(str(edit_config(folder, architectures=[known]))).architecture == known
+        assert open_checkpoint(str(edit_config(llama, architectures=[known]))).architecture == known
 
 
 @pytest.mark.parametrize(("model_type", "words"), [("bert", "no language-model head"), ("t5", "encoder-decoder")])

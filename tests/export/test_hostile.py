@@ -39,17 +39,11 @@ def empty(*shape: int) -> dict[str, Any]:
 
 
 @pytest.fixture
-def folder(tiny_checkpoint: TinyCheckpoint, own_copy: Copy) -> Path:
-    """A checkpoint of one's own."""
-    return own_copy(tiny_checkpoint("llama"))
-
-
-@pytest.fixture
-def said(folder: Path, tmp_path: Path) -> Said:
+def said(llama: Path, tmp_path: Path) -> Said:
     """The error of its export, which is short."""
 
     def error() -> str:
-        text = str(refuse(folder, tmp_path / "made" / "out", max_length=64))
+        text = str(refuse(llama, tmp_path / "made" / "out", max_length=64))
         assert len(text) < 1000
         return text
 
@@ -67,15 +61,15 @@ FILES: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize("kind", sorted(FILES))
-def test_malformed_safetensors_headers_are_rejected(folder: Path, said: Said, kind: str) -> None:
+def test_malformed_safetensors_headers_are_rejected(llama: Path, said: Said, kind: str) -> None:
     content, words = FILES[kind]
-    (folder / WEIGHTS).write_bytes(content)
+    (llama / WEIGHTS).write_bytes(content)
     assert words in said()
 
 
 @pytest.mark.parametrize("name", ["evil\n\x1b[31mred", "..", "x" * 100_000, "model.layers.²"], ids=lambda n: n[:9])
-def test_invalid_tensor_names_are_rejected(folder: Path, said: Said, name: str) -> None:
-    edit_tensors(folder, lambda tensors: tensors.update({name: torch.ones(1)}))
+def test_invalid_tensor_names_are_rejected(llama: Path, said: Said, name: str) -> None:
+    edit_tensors(llama, lambda tensors: tensors.update({name: torch.ones(1)}))
     assert f"contains a tensor with the invalid name {name[:120]!r}" in said()
 
 
@@ -89,10 +83,10 @@ def test_invalid_tensor_names_are_rejected(folder: Path, said: Said, name: str) 
     ],
     ids=["control", "long", "number", "list", "nested_config", "nested_index", "digits"],
 )
-def test_invalid_json_files_give_short_errors(folder: Path, said: Said, name: str, text: str, words: str) -> None:
-    (folder / name).write_text(text)
+def test_invalid_json_files_give_short_errors(llama: Path, said: Said, name: str, text: str, words: str) -> None:
+    (llama / name).write_text(text)
     if name == INDEX:
-        (folder / WEIGHTS).unlink()
+        (llama / WEIGHTS).unlink()
     assert words in said()
 
 
@@ -108,10 +102,10 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("kind", sorted(CONFIGS))
-def test_invalid_config_values_are_rejected(folder: Path, said: Said, kind: str) -> None:
+def test_invalid_config_values_are_rejected(llama: Path, said: Said, kind: str) -> None:
     """Sizes are checked before the model is built, which could need any amount of memory."""
     changes, words = CONFIGS[kind]
-    edit_config(folder, **changes)
+    edit_config(llama, **changes)
     assert words in said()
 
 
@@ -132,10 +126,10 @@ MADE: dict[str, tuple[Callable[[], torch.Tensor], str]] = {
 
 
 @pytest.mark.parametrize("kind", sorted(MADE))
-def test_non_plain_tensors_in_bin_files_are_rejected(folder: Path, said: Said, kind: str) -> None:
+def test_non_plain_tensors_in_bin_files_are_rejected(llama: Path, said: Said, kind: str) -> None:
     make, words = MADE[kind]
-    torch.save({**load_file(folder / WEIGHTS), NORM: make()}, folder / BIN)
-    (folder / WEIGHTS).unlink()
+    torch.save({**load_file(llama / WEIGHTS), NORM: make()}, llama / BIN)
+    (llama / WEIGHTS).unlink()
     assert words in said()
 
 
@@ -169,10 +163,10 @@ OTHERS: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", INDEX, *OTHERS])
-def test_oversized_json_is_rejected_by_every_reader(name: str, folder: Path, tmp_path: Path) -> None:
-    place = tmp_path if name in OTHERS else folder
+def test_oversized_json_is_rejected_by_every_reader(name: str, llama: Path, tmp_path: Path) -> None:
+    place = tmp_path if name in OTHERS else llama
     with (place / name).open("ab") as stream:
         stream.truncate(untrusted_files.LARGEST_BYTES + 1)
-    (folder / WEIGHTS).unlink()
+    (llama / WEIGHTS).unlink()
     with pytest.raises((CheckpointError, PackageError), match="134,217,729 bytes, above the limit of 134,217,728 by"):
         OTHERS.get(name, lambda place: open_checkpoint(str(place)))(place)

@@ -35,8 +35,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
 
     def factory(model_type: str) -> Path:
         if model_type not in made:
-            made[model_type] = tmp_path_factory.mktemp(f"whole-{model_type}-")
-            recipes.save(made[model_type], model_type)
+            made[model_type] = recipes.save(tmp_path_factory.mktemp(f"whole-{model_type}-"), model_type)
         return made[model_type]
 
     return factory

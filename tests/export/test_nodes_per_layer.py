@@ -33,9 +33,7 @@ OPERATORS = {
 @pytest.mark.parametrize(("model_type", "attention"), OPERATORS)
 def test_passes_fuse_whole_graphs(exported: Exported, tmp_path: Path, model_type: str, attention: str) -> None:
     """Norms, sums, head norms, activations, rotary embeddings, projections and views; the package is verified."""
-    checkpoint = tmp_path / "checkpoint"
-    checkpoint.mkdir()
-    recipes.save(checkpoint, model_type)
+    checkpoint = recipes.save(tmp_path / "checkpoint", model_type)
     model = onnx.load(exported(checkpoint, attention=attention) / "model.onnx", load_external_data=False)
     counts = Counter(node.op_type for node in model.graph.node)
     assert ", ".join(f"{counts[each]} {each}" for each in sorted(counts)) == OPERATORS[model_type, attention]

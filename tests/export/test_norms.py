@@ -9,10 +9,9 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from partita.export.checkpoint.description import Checkpoint, open_checkpoint
+from partita.export.checkpoint.description import Checkpoint
 from partita.export.passes import fused_norms, skip_norms
 from partita.export.weights.sources import StoredPart
-from tests.conftest import TinyCheckpoint
 from tests.export.nets import (
     LATEST,
     Net,
@@ -32,13 +31,8 @@ WITH_ZEROS = {"x": np.concatenate([FEED["x"], np.zeros((1, 1, WIDTH), np.float32
 """The first rows, and one of zeros: it stays zeros."""
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tiny_checkpoint: TinyCheckpoint) -> Checkpoint:
-    return open_checkpoint(str(tiny_checkpoint("llama")))
-
-
-def weight(net: Net, checkpoint: Checkpoint, name: str = SCALE, dtype: ir.DataType = ir.DataType.FLOAT) -> ir.Value:
-    return net.weight(StoredPart(float_source(checkpoint, name, dtype)))
+def weight(net: Net, opened: Checkpoint, name: str = SCALE, dtype: ir.DataType = ir.DataType.FLOAT) -> ir.Value:
+    return net.weight(StoredPart(float_source(opened, name, dtype)))
 
 
 def normal(net: Net, x: ir.Value, *, root: str = "Div", centred: bool = False) -> ir.Value:
@@ -66,14 +60,14 @@ def fused_norm(make: Any, folder: Path, fused: Any, operator: str | None = None)
 @pytest.mark.parametrize("scale", ["none", "w", "1 + w", "w * 3"])
 @pytest.mark.parametrize("root", ["Div", "Reciprocal", "power"])
 @pytest.mark.parametrize("fused", ["contrib", "standard"])
-def test_rms_norm_is_fused(checkpoint: Checkpoint, tmp_path: Path, root: str, scale: str, fused: Any) -> None:
+def test_rms_norm_is_fused(opened: Checkpoint, tmp_path: Path, root: str, scale: str, fused: Any) -> None:
     def make() -> Net:
         net = Net(LATEST[fused])
         y = normal(net, net.input("x", [1, "s", WIDTH]), root=root)
         if scale == "w * 3":
             y = net.op("Mul", y, net.constant(3.0))
         if scale != "none":
-            factor = weight(net, checkpoint)
+            factor = weight(net, opened)
             y = net.op("Mul", y, net.op("Add", net.constant(1.0), factor) if scale == "1 + w" else factor)
         net.give(y)
         return net
@@ -86,12 +80,12 @@ def test_rms_norm_is_fused(checkpoint: Checkpoint, tmp_path: Path, root: str, sc
 
 @pytest.mark.parametrize("shift", [False, True])
 @pytest.mark.parametrize("fused", ["contrib", "standard"])
-def test_layer_norm_is_fused(checkpoint: Checkpoint, tmp_path: Path, shift: bool, fused: Any) -> None:
+def test_layer_norm_is_fused(opened: Checkpoint, tmp_path: Path, shift: bool, fused: Any) -> None:
     def make() -> Net:
         net = Net(LATEST[fused])
         x = net.input("x", [1, "s", WIDTH])
-        y = net.op("Mul", normal(net, x, centred=True), weight(net, checkpoint))
-        net.give(net.op("Add", y, weight(net, checkpoint, SHIFT)) if shift else y)
+        y = net.op("Mul", normal(net, x, centred=True), weight(net, opened))
+        net.give(net.op("Add", y, weight(net, opened, SHIFT)) if shift else y)
         return net
 
     fused_norm(make, tmp_path, fused, "LayerNormalization")
@@ -127,14 +121,14 @@ def test_l2_normalisation_is_fused_into_rms_norm(tmp_path: Path, form: str, fuse
 
 @pytest.mark.parametrize(("centred", "shape"), [(False, (4, 16)), (True, (4, 16)), (False, (1, WIDTH))])
 def test_scale_of_another_shape_remains_mul(
-    checkpoint: Checkpoint, tmp_path: Path, centred: bool, shape: tuple[int, ...]
+    opened: Checkpoint, tmp_path: Path, centred: bool, shape: tuple[int, ...]
 ) -> None:
     """A scale per head, and one with an axis too many."""
 
     def make() -> Net:
         net = Net()
         x = net.input("x", [1, "s", *shape])
-        part = StoredPart(float_source(checkpoint, SCALE)).reshaped(shape)
+        part = StoredPart(float_source(opened, SCALE)).reshaped(shape)
         net.give(net.op("Mul", net.weight(part), normal(net, x, centred=centred)))
         return net
 
@@ -142,14 +136,14 @@ def test_scale_of_another_shape_remains_mul(
     assert operators(model) == ["LayerNormalization" if centred else "SimplifiedLayerNormalization", "Mul"]
 
 
-def test_float32_norm_inside_float16_graph_is_fused(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_float32_norm_inside_float16_graph_is_fused(opened: Checkpoint, tmp_path: Path) -> None:
     half = ir.DataType.FLOAT16
 
     def make() -> Net:
         net = Net()
         wide = net.op("Cast", net.input("x", [1, "s", WIDTH], half), to=ir.DataType.FLOAT)
         inner = net.op("Cast", normal(net, wide, root="Reciprocal"), to=half)
-        net.give(net.op("Mul", weight(net, checkpoint, dtype=half), inner), dtype=half)
+        net.give(net.op("Mul", weight(net, opened, dtype=half), inner), dtype=half)
         return net
 
     feed = {"x": FEED["x"].astype(np.float16)}

@@ -177,8 +177,7 @@ def test_unsupported_model_error_suggests_optimum_for_known_types(
     monkeypatch.delenv(optimum.VARIABLE, raising=False)
     if known:
         play("copy", (known,))
-    (folder := tmp_path / "checkpoint").mkdir()
-    recipes.save(folder, "rwkv")
+    folder = recipes.save(tmp_path / "checkpoint", "rwkv")
     with pytest.raises(UnsupportedModelError, match="has no cache argument") as caught:
         partita.export(folder, tmp_path / "out", attention="gqa", max_length=32)
     suggests = "optimum's exporter supports the type; use it with: --exporter optimum" in str(caught.value)
@@ -188,8 +187,7 @@ def test_unsupported_model_error_suggests_optimum_for_known_types(
 def test_parity_error_suggests_optimum_exporter(play: Play, tmp_path: Path) -> None:
     """bart needs the number of cached tokens, which the native exporter's graph lacks."""
     play("copy", ("bart",))
-    (folder := tmp_path / "checkpoint").mkdir()
-    recipes.save(folder, "bart")
+    folder = recipes.save(tmp_path / "checkpoint", "bart")
     with pytest.raises(ParityError, match="does not match the source model") as caught:
         partita.export(folder, tmp_path / "out", attention="gqa", precision="fp32", max_length=32)
     assert "optimum's exporter supports the type; use it with: --exporter optimum" in str(caught.value)

@@ -11,6 +11,7 @@ import pytest
 
 from partita.package.folder import TOLERANCES, read_manifest
 from tests.conftest import MODELS, Exported, TinyCheckpoint
+from tests.export.breadth import recipes
 
 NEW_TOKENS = 24
 PROMPT = [1, *(3 + (37 * i) % 280 for i in range(19))]
@@ -31,16 +32,6 @@ def original_tokens(checkpoint: Path, prompt: list[int], new_tokens: int) -> lis
         pad_token_id=0,
     )
     return [int(token) for token in out[0, len(prompt) :]]
-
-
-def recipe(folder: Path, model_type: str) -> Path:
-    """The tiny checkpoint of `make breadth`."""
-    from tests.export.breadth import recipes
-
-    checkpoint = folder / "checkpoint"
-    checkpoint.mkdir()
-    recipes.save(checkpoint, model_type)
-    return checkpoint
 
 
 def our_tokens(package: Path, prompts: list[list[int]], new_tokens: int, prefill_chunk: int = 512) -> list[list[int]]:
@@ -164,7 +155,7 @@ def test_chunked_prefill_of_recurrent_models_matches_generate(
     tmp_path: Path, exported: Exported, model_type: str, attention: str
 ) -> None:
     """Four chunks of 16 tokens and single tokens; two rows, the second much shorter."""
-    checkpoint, prompts = recipe(tmp_path, model_type), [LONG_PROMPT, LONG_PROMPT[:9]]
+    checkpoint, prompts = recipes.save(tmp_path / "checkpoint", model_type), [LONG_PROMPT, LONG_PROMPT[:9]]
     package = exported(checkpoint, max_length=96, attention=attention, batch_size=2)
     assert our_tokens(package, prompts, 8) == [original_tokens(checkpoint, prompt, 8) for prompt in prompts]
 
@@ -177,7 +168,7 @@ def test_wrong_chunk_computation_fails_verification(tmp_path: Path, monkeypatch:
     from partita.export.trace.recurrence import delta_rule
     from partita.library.exporting import replay
 
-    checkpoint = recipe(tmp_path, "kimi_linear")
+    checkpoint = recipes.save(tmp_path / "checkpoint", "kimi_linear")
     right = delta_rule.chunk
     monkeypatch.setattr(delta_rule, "chunk", lambda *given: (right(*given)[0] * 2, right(*given)[1]))
     with pytest.raises(ParityError, match="first difference in prefill"):
@@ -199,7 +190,7 @@ def test_half_precision_export_is_verified(
 
 def test_fp16_export_keeps_values_of_table_cast_at_run_time(tmp_path: Path, exported: Exported) -> None:
     """ctrl casts its float32 position buffer to the type of its hidden states and stores the result."""
-    manifest = read_manifest(exported(recipe(tmp_path, "ctrl"), attention="gqa", precision="fp16"))
+    manifest = read_manifest(exported(recipes.save(tmp_path / "checkpoint", "ctrl"), attention="gqa", precision="fp16"))
     assert manifest.verification.status == "verified"
 
 

@@ -13,28 +13,22 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
-from partita.export.checkpoint.description import Checkpoint, open_checkpoint
+from partita.export.checkpoint.description import Checkpoint
 from partita.export.passes import rotary_tables, transposed_weights, views, write_after_read
 from partita.export.passes.base import TracedGraph
 from partita.export.weights.sources import StoredPart
 from partita.package.contract import Port, State
-from tests.conftest import TinyCheckpoint
 from tests.export.nets import LENGTH, Net, context, float_source, left_alone, operators, random, rewritten, run_passes
 
 HEAD = "model.embed_tokens.weight"  # [288, 64]
 FLOAT = ir.DataType.FLOAT
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tiny_checkpoint: TinyCheckpoint) -> Checkpoint:
-    return open_checkpoint(str(tiny_checkpoint("llama", tied=True)))
-
-
 @pytest.mark.parametrize("batch", [1, 3])
-def test_tied_head_becomes_gemm_over_embedding(checkpoint: Checkpoint, tmp_path: Path, batch: int) -> None:
+def test_tied_head_becomes_gemm_over_embedding(opened: Checkpoint, tmp_path: Path, batch: int) -> None:
     def make() -> Net:
         net = Net()
-        table = net.weight(StoredPart(float_source(checkpoint, HEAD)))
+        table = net.weight(StoredPart(float_source(opened, HEAD)))
         embedded = net.op("Gather", table, net.input("ids", [batch, "k"], ir.DataType.INT64))
         hidden = net.op("Add", net.input("x", [batch, "k", 64]), embedded)
         net.give(net.op("MatMul", hidden, net.op("Transpose", table, perm=[1, 0])))
@@ -62,9 +56,9 @@ def rotary(scaling: Callable[[Net], ir.Value]) -> Net:
     return net
 
 
-def test_rotary_waves_become_table_lookup(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_rotary_waves_become_table_lookup(opened: Checkpoint, tmp_path: Path) -> None:
     """A factor for each place in the step and a weight of the checkpoint stay."""
-    norm = StoredPart(float_source(checkpoint, "model.norm.weight")).reshaped((16, 4))
+    norm = StoredPart(float_source(opened, "model.norm.weight")).reshaped((16, 4))
     feed: dict[str, Any] = {"where": np.array([[3, 5, LENGTH - 1, 0]], np.int32), "x": random(1, 4, 4)}
     model = rewritten(lambda: rotary(lambda net: net.constant([1.5])), rotary_tables.PASS, tmp_path, feed, told())
     assert operators(model) == ["Gather", "Add"]

@@ -41,8 +41,8 @@ def test_converted_copy_of_killed_export_is_removed(tiny_checkpoint: TinyCheckpo
 
 
 def test_force_replaces_package_only_after_successful_export(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    export(options(tiny_checkpoint("llama", **ONE), out, verify=False), replay=no_replay)
+    checkpoint, out = tiny_checkpoint("llama", **ONE), tmp_path / "out"
+    export(options(checkpoint, out, verify=False), replay=no_replay)
     first = read_manifest(out)
 
     def fail(folder: Path, manifest: Manifest) -> Verification:
@@ -50,12 +50,10 @@ def test_force_replaces_package_only_after_successful_export(tiny_checkpoint: Ti
         return Verification(status="unverified", detail="logits, decode 3: max relative error 0.5")
 
     with pytest.raises(ParityError, match="decode 3") as caught:
-        export(options(tiny_checkpoint("llama", **ONE), out, force=True), replay=fail)
+        export(options(checkpoint, out, force=True), replay=fail)
     assert caught.value.exit_code == 4
     assert read_manifest(out) == first
-    export(
-        options(tiny_checkpoint("llama", **ONE), out, force=True, verify=False, attention="onnx24"), replay=no_replay
-    )
+    export(options(checkpoint, out, force=True, verify=False, attention="onnx24"), replay=no_replay)
     assert read_manifest(out).graph.attention == "onnx24"
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 

@@ -31,8 +31,7 @@ TYPES = [pytest.param(name, marks=pytest.mark.heavy if name in LONG else ()) for
 
 @pytest.mark.parametrize("model_type", TYPES)
 def test_unsupported_model_is_rejected_with_reason(tmp_path: Path, model_type: str) -> None:
-    (folder := tmp_path / "checkpoint").mkdir()
-    recipes.save(folder, model_type)
+    folder = recipes.save(tmp_path / "checkpoint", model_type)
     error = refuse(folder, tmp_path / "out", max_length=64)
     assert isinstance(error, UnsupportedModelError) and REFUSED[model_type] in str(error), str(error)
 
@@ -40,8 +39,7 @@ def test_unsupported_model_is_rejected_with_reason(tmp_path: Path, model_type: s
 @pytest.mark.heavy
 def test_llama4_text_requires_batch_size_1(tmp_path: Path) -> None:
     """llama4 scales its queries by the cache length, one number for all rows."""
-    (folder := tmp_path / "checkpoint").mkdir()
-    recipes.save(folder, "llama4_text")
+    folder = recipes.save(tmp_path / "checkpoint", "llama4_text")
     error = refuse(folder, tmp_path / "out", max_length=64, batch_size=2)
     assert "one for the whole batch; export it with `batch_size=1`" in str(error)
 

@@ -90,15 +90,13 @@ def test_growing_cache_package_runs_with_io_binding(made: Path, ask: Ask, tmp_pa
 @pytest.mark.parametrize("kind", ["bart", "blenderbot", "blenderbot-small", "marian", "mbart", "pegasus"])
 def test_optimum_exporter_verifies_encoder_decoder_decoders(python: Path, kind: str, tmp_path: Path) -> None:
     """Their code needs the number of cached tokens, so Partita's own graph does not match."""
-    (folder := tmp_path / "checkpoint").mkdir()
-    recipes.save(folder, kind)
+    folder = recipes.save(tmp_path / "checkpoint", kind)
     found = partita.export(folder, tmp_path / "out", exporter="optimum", max_length=32)
     assert read_manifest(found.path).verification.status == "verified"
 
 
 def test_optimum_graph_mismatch_raises_parity_error(python: Path, tmp_path: Path) -> None:
-    (folder := tmp_path / "checkpoint").mkdir()
-    recipes.save(folder, "bigbird_pegasus")
+    folder = recipes.save(tmp_path / "checkpoint", "bigbird_pegasus")
     with pytest.raises(partita.ParityError, match="optimum wrote the graph"):
         partita.export(folder, tmp_path / "out", exporter="optimum", max_length=32)
     assert not (tmp_path / "out").exists()

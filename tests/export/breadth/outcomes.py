@@ -39,7 +39,6 @@ def outcomes(model_type: str, lowerings: Sequence[str]) -> Iterator[Outcome]:
         return
     with tempfile.TemporaryDirectory() as name:
         checkpoint = Path(name) / model_type
-        checkpoint.mkdir()
         try:
             recipes.save(checkpoint, model_type)
             model = load(checkpoint)

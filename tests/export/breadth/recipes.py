@@ -240,8 +240,9 @@ def settings(model_type: str) -> dict[str, Any]:
     return shrink(AutoConfig.for_model(model_type), SPECIAL)
 
 
-def save(folder: Path, model_type: str) -> None:
-    """Write a tiny checkpoint of `model_type`, without a tokenizer."""
+def save(folder: Path, model_type: str) -> Path:
+    """Write a tiny checkpoint of `model_type`, without a tokenizer, into a new or empty folder; returns the folder."""
     save_random_model(
         folder, model_type, settings(model_type), "float32", SEEDS.get(model_type, 0), STDS.get(model_type, 0.2)
     )
+    return folder

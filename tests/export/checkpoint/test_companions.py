@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +13,8 @@ from partita import cli
 from partita.export.checkpoint.companions import write_generation
 from partita.remedies import Remedy
 from partita.runtime.generate.text.tokens import stop_token_ids
-from tests.conftest import TinyCheckpoint
 
 AGAIN = Remedy("do it again")
-
-
-@pytest.fixture
-def checkpoint(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> Path:
-    folder = tmp_path / "checkpoint"
-    shutil.copytree(tiny_checkpoint("llama", num_hidden_layers=1, tokenizer=True), folder)
-    return folder
 
 
 def edit_json(path: Path, *removed: str, **changes: Any) -> None:
@@ -38,13 +29,11 @@ def run(folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str
 
 
 @pytest.mark.parametrize("content", ["{", '{"eos_token_id": [2, null]}'])
-def test_damaged_generation_config_fails_export(
-    checkpoint: Path, capsys: pytest.CaptureFixture[str], content: str
-) -> None:
-    (checkpoint / "generation_config.json").write_text(content)
-    code, _, err = run(checkpoint, capsys)
+def test_damaged_generation_config_fails_export(llama: Path, capsys: pytest.CaptureFixture[str], content: str) -> None:
+    (llama / "generation_config.json").write_text(content)
+    code, _, err = run(llama, capsys)
     assert code == 1 and "generation_config.json" in err and "export the checkpoint again" not in err
-    assert not (checkpoint.parent / "out").exists()
+    assert not (llama.parent / "out").exists()
 
 
 @pytest.mark.parametrize(
@@ -59,11 +48,11 @@ def test_stop_tokens_come_from_model_config_without_generation_config(
     assert stop_token_ids(tmp_path) == {stop}
 
 
-def test_export_writes_missing_generation_config(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (checkpoint / "generation_config.json").unlink()
-    edit_json(checkpoint / "config.json", "eos_token_id")
-    assert run(checkpoint, capsys)[0] == 0
-    assert stop_token_ids(checkpoint.parent / "out") == {2}  # of LlamaConfig
+def test_export_writes_missing_generation_config(llama: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (llama / "generation_config.json").unlink()
+    edit_json(llama / "config.json", "eos_token_id")
+    assert run(llama, capsys)[0] == 0
+    assert stop_token_ids(llama.parent / "out") == {2}  # of LlamaConfig
 
 
 @pytest.mark.parametrize(
@@ -75,15 +64,15 @@ def test_export_writes_missing_generation_config(checkpoint: Path, capsys: pytes
     ],
 )
 def test_unreachable_or_missing_eos_token_adds_a_note(
-    checkpoint: Path, capsys: pytest.CaptureFixture[str], token: int | None, said: str
+    llama: Path, capsys: pytest.CaptureFixture[str], token: int | None, said: str
 ) -> None:
     for name in ("generation_config.json", "config.json"):
-        edit_json(checkpoint / name, eos_token_id=token)
-    code, _, err = run(checkpoint, capsys)
+        edit_json(llama / name, eos_token_id=token)
+    code, _, err = run(llama, capsys)
     assert code == 0 and said in " ".join(err.split()) and ("eos_token_id" in err) is bool(said)
 
 
-def test_exporting_a_package_is_a_usage_error(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(checkpoint, capsys)[0] == 0
-    assert cli.run(["export", str(checkpoint.parent / "out"), str(checkpoint.parent / "again")]) == 2
+def test_exporting_a_package_is_a_usage_error(llama: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(llama, capsys)[0] == 0
+    assert cli.run(["export", str(llama.parent / "out"), str(llama.parent / "again")]) == 2
     assert "out: already a Partita package; run it with partita generate" in " ".join(capsys.readouterr().err.split())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,14 +27,6 @@ from tests.conftest import TinyCheckpoint
 NAN = float("nan")
 
 
-@pytest.fixture
-def checkpoint(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> Path:
-    """A copy of its own."""
-    folder = tmp_path / "checkpoint"
-    shutil.copytree(tiny_checkpoint("llama", num_hidden_layers=1), folder)
-    return folder
-
-
 def exported(folder: Path, **options: Any) -> ExportResult:
     wanted = ExportOptions(str(folder), folder.parent / "out", max_length=64, **options)
     return export(wanted, replay=replay, smoke=smoke)
@@ -49,15 +40,13 @@ def refused(folder: Path, *words: str) -> None:
     assert not (folder.parent / "out").exists()
 
 
-def test_runtime_settings_in_config_are_overridden(checkpoint: Path) -> None:
+def test_runtime_settings_in_config_are_overridden(llama: Path) -> None:
     settings = {"attn_implementation": "flash_attention_2", "experts_implementation": "nosuch", "use_cache": None}
-    edit_config(
-        checkpoint, return_dict=False, quantization_config=False, torch_dtype="auto", dtype="float99", **settings
-    )
+    edit_config(llama, return_dict=False, quantization_config=False, torch_dtype="auto", dtype="float99", **settings)
     with pytest.raises(Exception, match=r"."):
-        AutoConfig.from_pretrained(checkpoint)
-    assert exported(checkpoint).manifest.verification.status == "verified"
-    assert AutoConfig.from_pretrained(checkpoint.parent / "out").hidden_size == 64
+        AutoConfig.from_pretrained(llama)
+    assert exported(llama).manifest.verification.status == "verified"
+    assert AutoConfig.from_pretrained(llama.parent / "out").hidden_size == 64
 
 
 @pytest.mark.parametrize(
@@ -80,8 +69,8 @@ def test_runtime_settings_in_config_are_overridden(checkpoint: Path) -> None:
         ("rope_parameters", {"rope_type": "default", "rope_theta": None}, "'NoneType'"),
     ],
 )
-def test_invalid_value_is_rejected(checkpoint: Path, name: str, value: Any, words: str) -> None:
-    refused(edit_config(checkpoint, **{name: value}), words)
+def test_invalid_value_is_rejected(llama: Path, name: str, value: Any, words: str) -> None:
+    refused(edit_config(llama, **{name: value}), words)
 
 
 ROPE: dict[str, tuple[dict[str, Any], str]] = {
@@ -112,10 +101,10 @@ def with_rope(folder: Path, settings: dict[str, Any]) -> Path:
 
 
 @pytest.mark.parametrize("kind", sorted(ROPE))
-def test_unknown_or_invalid_rope_settings_are_rejected(checkpoint: Path, kind: str) -> None:
+def test_unknown_or_invalid_rope_settings_are_rejected(llama: Path, kind: str) -> None:
     changes, words = ROPE[kind]
     with pytest.raises(PartitaError, match=re.escape(words)):
-        open_checkpoint(str(with_rope(checkpoint, changes)))
+        open_checkpoint(str(with_rope(llama, changes)))
 
 
 @pytest.mark.parametrize(
@@ -143,41 +132,41 @@ def test_model_specific_rope_settings_are_accepted() -> None:
     check_known(Path("x"), AutoConfig.for_model("phimoe", rope_parameters=rope))
 
 
-def test_current_folder_checkpoint_is_named_after_its_folder(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(checkpoint)
-    assert open_checkpoint(".").source_name == open_checkpoint(str(checkpoint)).source_name == "checkpoint"
+def test_current_folder_checkpoint_is_named_after_its_folder(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(llama)
+    assert open_checkpoint(".").source_name == open_checkpoint(str(llama)).source_name == llama.name
 
 
 @pytest.mark.parametrize("zipped", [True, False])
-def test_torch_weights_export_and_pickled_code_is_not_executed(checkpoint: Path, tmp_path: Path, zipped: bool) -> None:
+def test_torch_weights_export_and_pickled_code_is_not_executed(llama: Path, tmp_path: Path, zipped: bool) -> None:
     """Files by torch before 1.6 are not zip archives."""
 
     class Trap:
         def __reduce__(self) -> Any:
             return os.mkdir, (str(tmp_path / "trapped"),)
 
-    weights, target = checkpoint / "model.safetensors", checkpoint / "pytorch_model.bin"
+    weights, target = llama / "model.safetensors", llama / "pytorch_model.bin"
     tensors = load_file(weights)
     weights.unlink()
     torch.save({"model.norm.weight": Trap()}, target, _use_new_zipfile_serialization=zipped)
-    refused(checkpoint, "plain weights")
+    refused(llama, "plain weights")
     assert not (tmp_path / "trapped").exists()
     torch.save(tensors, target, _use_new_zipfile_serialization=zipped)
-    assert exported(checkpoint).manifest.verification.status == "verified"
+    assert exported(llama).manifest.verification.status == "verified"
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin", "config.json", "tokenizer.json"])
-def test_git_lfs_pointer_is_rejected_with_pull_command(checkpoint: Path, name: str) -> None:
+def test_git_lfs_pointer_is_rejected_with_pull_command(llama: Path, name: str) -> None:
     if name == "pytorch_model.bin":
-        (checkpoint / "model.safetensors").unlink()
-    (checkpoint / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 10\n")
-    refused(checkpoint, name, "a Git LFS pointer", "lfs pull")
+        (llama / "model.safetensors").unlink()
+    (llama / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 10\n")
+    refused(llama, name, "a Git LFS pointer", "lfs pull")
 
 
-def test_adapter_in_model_folder_is_rejected(checkpoint: Path) -> None:
-    (checkpoint / "adapter_config.json").write_text("{}", encoding="utf-8")
+def test_adapter_in_model_folder_is_rejected(llama: Path) -> None:
+    (llama / "adapter_config.json").write_text("{}", encoding="utf-8")
     with pytest.raises(UnsupportedModelError, match=r"the model folder contains an adapter .* with `adapter`"):
-        open_checkpoint(str(checkpoint))
+        open_checkpoint(str(llama))
 
 
 @pytest.mark.parametrize(
@@ -191,10 +180,10 @@ def test_adapter_in_model_folder_is_rejected(checkpoint: Path) -> None:
     ],
 )
 def test_max_length_uses_the_position_field_of_the_model_type(
-    checkpoint: Path, model_type: str, name: str, settings: dict[str, Any]
+    llama: Path, model_type: str, name: str, settings: dict[str, Any]
 ) -> None:
-    opened = replace(open_checkpoint(str(checkpoint)), config=AutoConfig.for_model(model_type, **settings))
-    options = ExportOptions(str(checkpoint), checkpoint.parent / "out")
+    opened = replace(open_checkpoint(str(llama)), config=AutoConfig.for_model(model_type, **settings))
+    options = ExportOptions(str(llama), llama.parent / "out")
     assert max_length(options, opened) == 48
     with pytest.raises(UsageError, match=rf"at most 48 positions \({name} in config.json\)"):
         max_length(replace(options, max_length=49), opened)

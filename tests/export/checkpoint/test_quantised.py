@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,7 @@ import torch
 from partita.errors import PartitaError
 from partita.export.checkpoint.description import open_checkpoint
 from tests.checkpoints import edit_config, edit_tensors
-from tests.conftest import TinyCheckpoint
 from tests.export.test_bad_checkpoints import refuse
-
-Copy = Callable[[Path], Path]
 
 
 def refused(folder: Path) -> str:
@@ -44,14 +40,11 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("kind", "inside"), [*((kind, False) for kind in sorted(CONFIGS)), ("unheard_of", True)])
-def test_quantisation_is_detected_by_config(
-    tiny_checkpoint: TinyCheckpoint, own_copy: Copy, kind: str, inside: bool
-) -> None:
+def test_quantisation_is_detected_by_config(llama: Path, kind: str, inside: bool) -> None:
     settings, words = CONFIGS[kind]
-    folder = own_copy(tiny_checkpoint("llama"))
     quantised = {"quantization_config": settings}
-    edit_config(folder, **({"text_config": quantised} if inside else quantised))
-    error = refused(folder)
+    edit_config(llama, **({"text_config": quantised} if inside else quantised))
+    error = refused(llama)
     assert words.replace("in config.json", "in text_config of config.json" if inside else "in config.json") in error
     if any(name in error for name in ("ModelOpt", "MLX", "q99", "unknown")):
         assert "this format is not supported: export the unquantised checkpoint, or one in" in error
@@ -68,11 +61,10 @@ def test_quantisation_is_detected_by_config(
     ],
 )
 def test_quantisation_is_detected_by_extra_config_file(
-    tiny_checkpoint: TinyCheckpoint, own_copy: Copy, name: str, content: dict[str, Any], words: str
+    llama: Path, name: str, content: dict[str, Any], words: str
 ) -> None:
-    folder = own_copy(tiny_checkpoint("llama"))
-    (folder / name).write_text(json.dumps(content))
-    assert f"quantised: {words}" in refused(folder)
+    (llama / name).write_text(json.dumps(content))
+    assert f"quantised: {words}" in refused(llama)
 
 
 @pytest.mark.parametrize(
@@ -81,25 +73,22 @@ def test_quantisation_is_detected_by_extra_config_file(
     ids=["int8", "fp8"],
 )
 def test_quantised_tensors_without_settings_are_rejected(
-    tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, tensor: torch.Tensor, dtype: str
+    llama: Path, tmp_path: Path, tensor: torch.Tensor, dtype: str
 ) -> None:
     name = "model.layers.0.mlp.up_proj.weight"
-    folder = edit_tensors(own_copy(tiny_checkpoint("llama")), lambda tensors: tensors.update({name: tensor}))
+    folder = edit_tensors(llama, lambda tensors: tensors.update({name: tensor}))
     assert f"not expected by the model: {name} is {dtype}, not a float type" in str(refuse(folder, tmp_path / "o"))
 
 
-def test_gguf_file_next_to_safetensors_is_ignored(tiny_checkpoint: TinyCheckpoint, own_copy: Copy) -> None:
-    folder = own_copy(tiny_checkpoint("llama"))
-    (folder / "model-Q4_K_M.gguf").write_bytes(b"GGUF")
-    assert open_checkpoint(str(folder)).files == ("model.safetensors",)
+def test_gguf_file_next_to_safetensors_is_ignored(llama: Path) -> None:
+    (llama / "model-Q4_K_M.gguf").write_bytes(b"GGUF")
+    assert open_checkpoint(str(llama)).files == ("model.safetensors",)
 
 
 @pytest.mark.parametrize(
     "settings", [None, {}, {"quant_algo": None, "kv_cache_quant_algo": "FP8"}], ids=["null", "empty", "cache_only"]
 )
-def test_config_without_quantisation_method_is_ignored(
-    tiny_checkpoint: TinyCheckpoint, own_copy: Copy, settings: dict[str, Any] | None
-) -> None:
+def test_config_without_quantisation_method_is_ignored(llama: Path, settings: dict[str, Any] | None) -> None:
     from partita.export.checkpoint.quantisation_method import by_config
 
-    assert by_config(tiny_checkpoint("llama"), {"quantization_config": settings}) is None
+    assert by_config(llama, {"quantization_config": settings}) is None

@@ -41,19 +41,17 @@ def probe(folder: Path, *told: str) -> str:
     ],
 )
 def test_library_of_a_tokenizer_is_recorded(
-    tiny_checkpoint: TinyCheckpoint, own_copy: Copy, file: str, changes: dict[str, Any], kind: str
+    tiny_checkpoint: TinyCheckpoint, llama: Path, file: str, changes: dict[str, Any], kind: str
 ) -> None:
-    folder = own_copy(tiny_checkpoint("llama"))
-    (folder / file).write_text(json.dumps({**json.loads((folder / file).read_text()), **changes}))
-    assert probe(folder) == kind
+    (llama / file).write_text(json.dumps({**json.loads((llama / file).read_text()), **changes}))
+    assert probe(llama) == kind
     assert probe(tiny_checkpoint("llama", tokenizer=False), "the checkpoint has no tokenizer") == "none"
 
 
 def test_tokenizers_and_transformers_give_equal_ids() -> None:
     plain, full = load_text(DEMO_CHECKPOINT, "tokenizers"), load_text(DEMO_CHECKPOINT, "transformers")
-    assert plain.encode_messages(conversation("Hello", "Be brief")) == full.encode_messages(
-        conversation("Hello", "Be brief")
-    )
+    messages = conversation("Hello", "Be brief")
+    assert plain.encode_messages(messages) == full.encode_messages(messages)
 
 
 def test_export_without_usable_tokenizer_requires_token_ids_in_generate(

@@ -108,10 +108,9 @@ def test_manifest_records_int8_cache_verification_and_quality(pair: tuple[Path, 
 
 def test_int8_cache_requires_group_query_attention(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     """bloom exports primitive attention nodes; the error occurs before anything is published."""
+    checkpoint = tiny_checkpoint("bloom", num_hidden_layers=1)
     with pytest.raises(UnsupportedModelError, match="this model has no states kept by GroupQueryAttention"):
-        export(
-            tiny_checkpoint("bloom", num_hidden_layers=1), tmp_path / "package", max_length=64, cache_precision="int8"
-        )
+        export(checkpoint, tmp_path / "package", max_length=64, cache_precision="int8")
     assert not (tmp_path / "package").exists()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -94,17 +93,13 @@ def test_calibrated_package_uses_gptq_and_lowers_divergence(
 
 
 def test_calibration_requires_a_tokenizer(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    checkpoint = tiny_checkpoint("llama", tokenizer=False)
     with pytest.raises(UsageError, match=r"`calibrate=.*the checkpoint's tokenizer cannot be loaded"):
-        export_to(
-            tmp_path / "out", tiny_checkpoint("llama", tokenizer=False), precision="int4", calibrate=heldout_path()
-        )
+        export_to(tmp_path / "out", checkpoint, precision="int4", calibrate=heldout_path())
 
 
 @pytest.mark.parametrize("value", [float("nan"), 3e38])
-def test_non_finite_values_raise_checkpoint_error(
-    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, own_copy: Callable[[Path], Path], value: float
-) -> None:
-    folder = own_copy(tiny_checkpoint("llama"))
-    edit_tensors(folder, lambda tensors: tensors[f"{GATE}.weight"].fill_(value))
+def test_non_finite_values_raise_checkpoint_error(llama: Path, tmp_path: Path, value: float) -> None:
+    edit_tensors(llama, lambda tensors: tensors[f"{GATE}.weight"].fill_(value))
     with pytest.raises(CheckpointError, match=rf"the input of {DOWN}\.weight is not finite on `calibrate=text\.txt`"):
-        calibrated(folder, (DOWN,), tmp_path / "found")
+        calibrated(llama, (DOWN,), tmp_path / "found")

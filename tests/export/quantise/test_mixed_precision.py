@@ -172,8 +172,7 @@ def test_unmet_perplexity_ratio_publishes_nothing(
 @pytest.mark.parametrize("model_type", ["gemma3", "mixtral"])
 def test_recorded_mix_is_reproducible_with_keep(model_type: str, exported: Exported, tmp_path: Path) -> None:
     """Patterns use transformers' module names; checkpoint names differ and experts are several tensors."""
-    checkpoint = tmp_path / model_type
-    recipes.save(checkpoint, model_type)
+    checkpoint = recipes.save(tmp_path / model_type, model_type)
     options = {"precision": "int4", "block_size": 32}
     room = 2 * read_manifest(exported(checkpoint, **options)).graph.weight_bytes
     mixed = exported(checkpoint, **options, max_weight_size=room)

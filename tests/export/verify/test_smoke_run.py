@@ -221,10 +221,8 @@ def test_bf16_activations_with_cpu_target_are_rejected(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["export", str(tiny_checkpoint("llama", num_hidden_layers=1)), str(tmp_path / "out"), "--no-verify"]
-    assert (
-        cli.run([*arguments, "--max-length", "64", "--precision", "bf16", "--activations", "bf16", "--target", "cpu"])
-        == 3
-    )
+    arguments += ["--max-length", "64", "--precision", "bf16", "--activations", "bf16", "--target", "cpu"]
+    assert cli.run(arguments) == 3
     assert "--precision" in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 

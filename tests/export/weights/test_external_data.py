@@ -10,19 +10,10 @@ import pytest
 from safetensors.torch import load_file
 
 from partita.errors import ResourceError
-from partita.export.pipeline import ExportOptions, export
 from partita.export.weights import external_data as weights
 from partita.package.folder import WEIGHTS
 from tests.conftest import TinyCheckpoint
-
-
-def unverified(checkpoint: Path, out: Path, **options: object) -> ir.Model:
-    """Export without verification and load the graph with its weights."""
-    export(
-        ExportOptions(str(checkpoint), out, max_length=64, verify=False, **options),  # type: ignore[arg-type]
-        replay=lambda folder, manifest: pytest.fail("`verify=False` must not replay"),
-    )
-    return ir.load(out / "model.onnx")
+from tests.export.test_graph import unverified
 
 
 def array(model: ir.Model, name: str) -> np.ndarray:
@@ -33,7 +24,8 @@ def array(model: ir.Model, name: str) -> np.ndarray:
 
 def test_weights_are_bit_exact_and_large_ones_page_aligned(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     original = load_file(tiny_checkpoint("llama") / "model.safetensors")
-    model = unverified(tiny_checkpoint("llama", shards=3), tmp_path / "out")
+    unverified(tiny_checkpoint("llama", shards=3), tmp_path / "out")
+    model = ir.load(tmp_path / "out" / "model.onnx")
     np.testing.assert_array_equal(array(model, "model.norm.weight"), original["model.norm.weight"].numpy())
     name = "model.layers.1.self_attn.q_proj.weight"
     np.testing.assert_array_equal(array(model, f"{name}.transposed"), original[name].T.numpy())

@@ -34,9 +34,8 @@ def adapters(tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathF
 
 def tokens_of(package: Path, adapter: str | None) -> list[int]:
     with partita.load(package, providers="cpu") as model:
-        return list(
-            model.generate([PROMPT], max_new_tokens=8, adapter=adapter, stop_token_ids=[]).run().results[0].tokens
-        )
+        answer = model.generate([PROMPT], max_new_tokens=8, adapter=adapter, stop_token_ids=[]).run()
+        return list(answer.results[0].tokens)
 
 
 def greedy(model: Any) -> list[int]:

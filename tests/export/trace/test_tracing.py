@@ -1,4 +1,4 @@
-"""Decompositions skipped by the fast export change no graph; guards on sizes are detected."""
+"""Skipped decompositions and copied layers change no graph; guards on sizes are detected."""
 
 from __future__ import annotations
 
@@ -9,14 +9,28 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from transformers import AutoConfig
 
 from partita.errors import UnsupportedModelError
+from partita.export.trace import decompositions, tracing
+from partita.export.trace.attention import lowering
+from partita.export.trace.fake_model import FakeModel, build_fake_model
+from partita.export.trace.ports import TraceSpec
+from partita.export.trace.repeats import layers
 from partita.export.trace.replacements import ComplexAsPairs, rows_by_position
 from partita.export.trace.tracing import RecordedGuards, broken_guard
 from tests.conftest import TinyCheckpoint
+
+
+def traced(fake: FakeModel, model_type: str) -> ir.Model:
+    """The graph of a model for any number of tokens, of mamba for 4: its graphs have fixed sizes."""
+    tokens = 4 if model_type == "mamba" else None
+    return tracing.trace(fake, lowering("gqa"), TraceSpec(1, 32, tokens, 21, "contrib")).model
 
 
 @pytest.mark.parametrize(
@@ -26,26 +40,18 @@ from tests.conftest import TinyCheckpoint
 def test_quick_export_produces_same_graph(
     tiny_checkpoint: TinyCheckpoint, monkeypatch: pytest.MonkeyPatch, model_type: str, skipped: bool
 ) -> None:
-    from transformers import AutoConfig
-
-    from partita.export.trace import decompositions, tracing
-    from partita.export.trace.attention import lowering
-    from partita.export.trace.fake_model import build_fake_model
-    from partita.export.trace.ports import TraceSpec
-
     config = AutoConfig.from_pretrained(tiny_checkpoint(model_type, num_hidden_layers=1))
     found: list[bool] = []
     own: Any = decompositions._has_forms
 
-    def traced(*, quick: bool) -> tuple[Counter[str], set[str]]:
+    def graph(*, quick: bool) -> tuple[Counter[str], set[str]]:
         def has_forms(*arguments: Any) -> bool:
             found.append(own(*arguments))
             return found[-1] and quick
 
         monkeypatch.setattr(decompositions, "_has_forms", has_forms)
         monkeypatch.setattr(tracing, "quick_export", decompositions.quick_export if quick else nullcontext)
-        spec = TraceSpec(1, 32, None, 21, "contrib")
-        model = tracing.trace(build_fake_model(config, "float32", 1, 32), lowering("gqa"), spec).model
+        model = traced(build_fake_model(config, "float32", 1, 32), model_type)
         weights = {name for name, value in model.graph.initializers.items() if value.const_value is None}
         nodes = Counter(
             f"{node.op_identifier()} {node.name} {[(each.dtype, str(each.shape)) for each in node.outputs]}"
@@ -53,8 +59,59 @@ def test_quick_export_produces_same_graph(
         )
         return nodes, weights
 
-    assert traced(quick=True) == traced(quick=False)
+    assert graph(quick=True) == graph(quick=False)
     assert found == [skipped, skipped]
+
+
+MASKS_BY_MODEL = {
+    "num_hidden_layers": 6,
+    "layer_types": ["full_attention"] * 4 + ["sliding_attention"] * 2,
+    "sliding_window": 8,
+    "use_sliding_window": False,
+    "no_rope_layers": [1] * 6,
+}
+"""No attribute of a layer tells its mask."""
+MIXED = {"layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 3, "sliding_window": 8}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "settings", "traced_layers"),
+    [
+        ("llama", {"num_hidden_layers": 5}, [0, 1, 2]),  # the first one makes nodes that all use
+        ("smollm3", MASKS_BY_MODEL, [0, 1, 2, 4, 5]),
+        ("gemma3_text", {"num_hidden_layers": 9, **MIXED}, [0, 1, 2, 3, 5]),
+        ("gpt2", {"num_hidden_layers": 5, "scale_attn_by_inverse_layer_idx": True}, [0, 1, 2, 3, 4]),
+        ("gpt2", {"num_hidden_layers": 5}, [0, 1, 2]),
+        ("mamba", {"num_hidden_layers": 4}, [0, 1]),
+        ("mixtral", {"num_hidden_layers": 4}, [0, 1, 2]),
+    ],
+)
+def test_copied_layers_give_same_graph(
+    tiny_checkpoint: TinyCheckpoint,
+    monkeypatch: pytest.MonkeyPatch,
+    model_type: str,
+    settings: dict[str, Any],
+    traced_layers: list[int],
+) -> None:
+    """Layers that repeat an earlier one are copied."""
+    config = AutoConfig.from_pretrained(tiny_checkpoint(model_type, **settings))
+    ran: list[int] = []
+
+    def note(index: int) -> None:
+        if get_proxy_mode() is not None:
+            ran.append(index)
+
+    def graph() -> bytes:
+        fake = build_fake_model(config, "float32", 1, 32)
+        for index, layer in enumerate(layers(fake.module)):
+            next(layer.children()).register_forward_pre_hook(lambda *_, index=index: note(index))
+        content: bytes = ir.to_proto(traced(fake, model_type)).SerializeToString()
+        return content
+
+    with_copies = graph()
+    assert ran == traced_layers
+    monkeypatch.setattr(tracing, "copied_repeats", lambda *_: nullcontext())
+    assert graph() == with_copies
 
 
 class Indexed(torch.nn.Module):
@@ -67,11 +124,10 @@ class Indexed(torch.nn.Module):
 
 def test_indexing_is_translated_to_gather(tmp_path: Path) -> None:
     """Results equal those of torch."""
-    from partita.export.trace.decompositions import TABLE
-
     given = torch.randn(2, 3, 4), torch.tensor([2, -1, 0]), torch.tensor([1, 0], dtype=torch.int32)
+    table = dict(decompositions.TABLE)
     program: Any = torch.onnx.export(
-        Indexed().eval(), given, dynamo=True, custom_translation_table=dict(TABLE), optimize=True, verbose=False
+        Indexed().eval(), given, dynamo=True, custom_translation_table=table, optimize=True, verbose=False
     )
     path = tmp_path / "model.onnx"
     program.save(path)
