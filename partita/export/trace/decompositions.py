@@ -52,7 +52,7 @@ def skip_decompositions(program: Any) -> None:
 
 @contextmanager
 def quick_export() -> Iterator[None]:
-    """Have torch cache its table of ONNX functions, use traced results, and compile graphs when they are called."""
+    """Have torch cache its table of ONNX functions, and use traced results."""
     from torch.onnx._internal.exporter import _registration
     from torch.onnx._internal.fx.passes import type_promotion
 
@@ -82,6 +82,18 @@ def quick_export() -> Iterator[None]:
         table.functions = {each: list(found) for each, found in _FUNCTIONS[opset_version].items()}
         return table
 
+    registry.from_torchlib, interpreter.run_node = staticmethod(kept_table), recorded
+    try:
+        yield
+    finally:
+        registry.from_torchlib, interpreter.run_node = read_table, run_node
+
+
+@contextmanager
+def graphs_without_code() -> Iterator[None]:
+    """Have the graph modules that torch makes in this block compile their Python code when they are called."""
+    recompile = GraphModule.recompile
+
     def later(self: Any) -> None:
         if isinstance(codegen := self._graph._codegen, _PyTreeCodeGen):
             self._in_spec, self._out_spec = codegen.pytree_info.in_spec, codegen.pytree_info.out_spec
@@ -92,13 +104,10 @@ def quick_export() -> Iterator[None]:
 
         type(self).forward = forward
 
-    registry.from_torchlib, interpreter.run_node = staticmethod(kept_table), recorded
-    recompile = GraphModule.recompile
     GraphModule.recompile = later  # type: ignore[assignment,method-assign]
     try:
         yield
     finally:
-        registry.from_torchlib, interpreter.run_node = read_table, run_node
         GraphModule.recompile = recompile  # type: ignore[method-assign]
 
 

@@ -23,7 +23,7 @@ from partita.export.passes.cleaning import ROOT, clean, name_axes, name_nodes
 from partita.export.progress import Silent, Stage
 from partita.export.trace import DOMAIN, DOMAINS
 from partita.export.trace.attention import Lowering
-from partita.export.trace.decompositions import TABLE, quick_export, skip_decompositions
+from partita.export.trace.decompositions import TABLE, graphs_without_code, quick_export, skip_decompositions
 from partita.export.trace.emitter import CACHE_LENGTH, ROLLED, Emitter, Key
 from partita.export.trace.experts import experts_form
 from partita.export.trace.fake_model import FakeModel, quiet, translate_errors
@@ -212,7 +212,7 @@ def _trace_with_torch(
             shapes["past"] = tuple({2: past} for _ in arguments["past"])
     try:
         # torch itself rejects some guards that hold for every size, hence `broken_guard`.
-        with copied_repeats(wrapper.fake.module, progress):
+        with copied_repeats(wrapper.fake.module, progress), graphs_without_code():
             program = torch.export.export(
                 wrapper,
                 tuple(arguments.values()),
